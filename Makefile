@@ -4,6 +4,9 @@
 # make gpu-first   where there is a GPU: builds for it, tests, checks and measures, in 25 minutes at most
 # make gpu-test, gpu-sanitize, gpu-bench   parts of it: tests, compute-sanitizer, figures
 # make bench-guard   six ratios beside those recorded for this processor: fails if one falls by a quarter
+# make versions   the quick suite on each Python of VERSIONS, with the oldest packages on OLDEST
+# make sanitize   tests and fuzzers with the C++ code compiled for address and undefined-behavior checks
+# make coverage   lines and branches that tests reach, by room; PYTEST_ARGS="tests/metrics" narrows it
 # make wheel   a wheel for the interpreter in dist/, with the lowest manylinux tag that it is good for
 # make docs   the documentation as a site with search, in build/site
 # All install what they need into .venv first, the demo the least; PYTHON=python3.12 chooses the
@@ -14,7 +17,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --quiet --disable-pip-version-check install -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install -c $(CONSTRAINTS)
 PYTEST_ARGS ?=
 WORKERS ?= 3
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
@@ -23,7 +27,7 @@ FOR_DEMO := $(VENV)/.for-demo
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: docs venv demo wheel test test-quick lint format bench bench-guard clean gpu-first gpu-test gpu-sanitize gpu-bench
+.PHONY: docs venv demo wheel test test-quick versions sanitize coverage lint format bench bench-guard clean gpu-first gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -70,6 +74,45 @@ test: venv
 
 test-quick: venv
 	$(PYTEST) -m "not slow and not long and not spark and not emulated" $(PYTEST_ARGS)
+
+# The sources in a folder of their own, where other libraries are built. What was built there stays.
+copy = mkdir -p $(1) && rm -rf $(1)/csrc $(1)/tests && git ls-files -zco --exclude-standard | xargs -0 cp -p --parents -t $(1)
+build_in = cd $(1) && DLRM_CUDA=0 DLRM_CXXFLAGS="$(2)" $(abspath $(BIN))/python setup.py -q build_ext --inplace >build.log 2>&1 || { tail -30 build.log; exit 1; }
+
+# By hand, never part of .ci/run: an environment of several GB and the quick suite for each Python.
+VERSIONS ?= python3.10 python3.13
+OLDEST ?= python3.10
+versions: $(VERSIONS:%=versions-%)
+
+versions-%:
+	@$(call copy,build/versions/$*)
+	@$(PYTHON) tests/oldest.py >build/versions/$*/oldest.txt
+	DLRM_CUDA=0 $(MAKE) -C build/versions/$* test-quick PYTHON=$* VENV=.venv CONSTRAINTS=$(if $(filter $*,$(OLDEST)),oldest,constraints).txt
+
+# By hand. Python frees little at its end, so leaks are not sought; tests ask for more memory than there is.
+SANITIZE := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+SANITIZED = PYTHONPATH=$$PWD LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$$PWD/report UBSAN_OPTIONS=print_stacktrace=1:log_path=$$PWD/report
+sanitize: venv
+	@$(call copy,build/sanitize)
+	@rm -f build/sanitize/report.*
+	@echo "== compiling with sanitizers (once, 6 minutes on 2 cores) =="
+	@$(call build_in,build/sanitize,$(SANITIZE))
+	@cd build/sanitize && export $(SANITIZED) && python=$(abspath $(BIN))/python && \
+		$$python -m pytest -n $(WORKERS) -k "not emulat" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
+		$$python -m pytest -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
+
+# By hand. Forks that end by os._exit lose what they reached in C++, but not in Python.
+coverage: venv
+	@$(call copy,build/coverage)
+	@find build/coverage -name '*.gcda' -delete -o -name '.coverage*' -delete
+	@echo "== compiling for gcov (once, 4 minutes on 2 cores) =="
+	@$(call build_in,build/coverage,-O1 --coverage -fprofile-update=atomic)
+	@cd build/coverage && export PYTHONPATH=$$PWD && bin=$(abspath $(BIN)) && \
+		{ $$bin/python -m coverage run -m pytest -n $(WORKERS) $(PYTEST_ARGS); tests=$$?; } && \
+		$$bin/python -m coverage combine -q && $$bin/python -m coverage json -q -i -o python.json && \
+		$$bin/gcovr --json-summary cpp.json --filter csrc --exclude-throw-branches build/native && \
+		$$bin/python tests/rooms.py python.json cpp.json && exit $$tests
 
 ifdef NO_INSTALL
 GPU_PYTHON := $(if $(filter command environment,$(origin VENV)),$(BIN)/python,$(PYTHON))

@@ -12,7 +12,8 @@ commands themselves.
 
 `dlrm/_ops_cuda.so` is built where there is an nvcc (in `CUDA_HOME` or on the path) and the torch
 installed is one for CUDA; `DLRM_CUDA=1` builds it for any torch, `DLRM_CUDA=0` for none.
-`DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for.
+`DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for. Flags in `DLRM_CXXFLAGS` follow those
+here, for the C++ compiler and when it links.
 """
 
 import importlib.util
@@ -201,7 +202,9 @@ class BuildNative(build_ext):
             self.copy_file(self.built(ext), self.get_ext_fullpath(ext.name))
 
     def ninja_rules(self, ext: Extension) -> str:
-        compile, link = (shlex.join(words).replace("$", "$$") for words in COMMANDS[ext.name]())
+        added = [] if ext.name == CUDA else shlex.split(os.environ.get("DLRM_CXXFLAGS", ""))
+        commands = ([*words, *added] for words in COMMANDS[ext.name]())
+        compile, link = (shlex.join(words).replace("$", "$$") for words in commands)
         objects = {source: f"{BUILD}/{ext.name}/{source}.o" for source in ext.sources}
         edges = [f"build {objects[name]}: compile_{ext.name} {name}" for name in ext.sources]
         return f"""

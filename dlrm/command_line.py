@@ -114,6 +114,8 @@ def unwritten_output() -> OSError | None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()  # from Python 3.13 on, a stream that is dropped reports the error
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
         return OSError(error.errno, error.strerror, "standard output")
     return None

@@ -40,7 +40,7 @@ Tensor bag_offsets_of(const BagLengths& bags) {
     };
     torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
-        int64_t sum = 0;
+        uint64_t sum = 0;  // of lengths that may be wrong
         bool wrong = false;
         for (int64_t bag = task * kLengthsPerTask; bag < end_of(task); ++bag) {
           sum += lengths[bag];

@@ -16,7 +16,7 @@ int64_t gather_rows(const weight_t* weight, const id_t* ids, TableRanges ranges,
   int64_t table = begin % tables;
   for (int64_t position = begin; position < end; ++position) {
     for (; next < std::min(position + ahead, end); ++next) {
-      const auto row = static_cast<uint64_t>(ranges.begins[next_table] + ids[next]);  // or bad
+      const uint64_t row = static_cast<uint64_t>(ranges.begins[next_table]) + ids[next];  // or bad
       prefetch_bytes(reinterpret_cast<uintptr_t>(weight) + row * row_bytes, row_bytes);
       if (++next_table == tables) next_table = 0;
     }

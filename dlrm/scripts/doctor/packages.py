@@ -39,7 +39,7 @@ REQUIRED = (
     Package("numpy", "numpy>=1.26", "nothing works"),
     Package("absl", "absl-py>=2.0", "the commands do not start"),
     Package("yaml", "PyYAML>=6.0", "no dataset can be read"),
-    Package("jinja2", "Jinja2>=3.1", "no report of a preparation and no page can be written"),
+    Package("jinja2", "Jinja2>=3.1.2", "no report of a preparation and no page can be written"),
     Package("safetensors", "safetensors>=0.4.5", "no checkpoint can be written or read"),
     Package("tqdm", "tqdm>=4.65", "training does not start"),
 )
