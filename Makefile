@@ -99,7 +99,7 @@ sanitize: venv
 	@echo "== compiling with sanitizers (once, 6 minutes on 2 cores) =="
 	@$(call build_in,build/sanitize,$(SANITIZE))
 	@cd build/sanitize && export $(SANITIZED) && python=$(abspath $(BIN))/python && \
-		$$python -m pytest -n $(WORKERS) -k "not emulat" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
+		$$python -m pytest -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
 		$$python -m pytest -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
 
 # By hand. Forks that end by os._exit lose what they reached in C++, but not in Python.
