@@ -12,8 +12,8 @@ commands themselves.
 
 `dlrm/_ops_cuda.so` is built where there is an nvcc (in `CUDA_HOME` or on the path) and the torch
 installed is one for CUDA; `DLRM_CUDA=1` builds it for any torch, `DLRM_CUDA=0` for none.
-`DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for. Flags in `DLRM_CXXFLAGS` follow those
-here, for the C++ compiler and when it links.
+`DLRM_CUDA_ARCHS="80;90"` names the architectures to compile for. Flags in `DLRM_CXXFLAGS` follow
+those here, for the C++ compiler and when it links.
 """
 
 import importlib.util

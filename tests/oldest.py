@@ -1,4 +1,4 @@
-"""Prints constraints.txt with the oldest versions that pyproject.toml lets dlrm run and build with."""
+"""Prints constraints.txt with the oldest versions that pyproject.toml allows."""
 
 import re
 from pathlib import Path

@@ -57,16 +57,6 @@ def code_of(root, path):
     return "\n".join(file.read_text() for file in files)
 
 
-def test_modules_are_where_the_changelog_says_that_they_moved_to(root):
-    rows = re.findall(
-        r"^\| [^|]*`[^|]*\| ([^|]*`[^|]*) \|$", (root / "CHANGELOG.md").read_text(), re.M
-    )
-    now = [name for row in rows for name in re.findall(r"`(dlrm\.[\w.]+)`", row)]
-    assert len(now) > 30
-    paths = [name.replace(".", "/") for name in now]
-    assert not [path for path in paths if not (exists(root, path) or exists(root, f"{path}.py"))]
-
-
 def test_links_of_the_documents_lead_somewhere(root):
     found = [
         (root / name, link)

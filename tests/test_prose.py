@@ -26,7 +26,6 @@ BRITISH = (
 )
 # Lines, by a part, whose spelling is that of other programs or of data.
 EXCUSED = {
-    "CHANGELOG.md": ("`--centre_crop`", "labelled=", "`Judgement`", "`dlrm.published.catalogue`"),
     "benchmarks/reproduce.py": ("BARS: Towards Open Benchmarking",),
     "dlrm/data/tables/names.py": ("neighbourhood", "color colour"),
     "dlrm/published/documents/ipu_commands.py": ("--",),
