@@ -112,11 +112,11 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _last_checkpoint(values: Values) -> Path | None:
-    """Returns the newest checkpoint of a command, also of one of several seeds."""
+    """Returns the newest checkpoint of a command, or of its training of a seed."""
     path = local_checkpoints(values)
     if not path:
         return None
-    runs = [Path(path), *Path(path).glob("seed-*")] if values.get("seeds") else [Path(path)]
+    runs = Path(path).glob("seed-*") if values.get("seeds") else [Path(path)]
     found = [last for run in runs if (last := last_checkpoint(run))]
     return max(found, key=lambda last: last.stat().st_mtime, default=None)
 

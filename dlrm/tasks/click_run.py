@@ -551,7 +551,7 @@ class _Opening:
             return
         asked, model = self.values["mlp_products"], task.model
         if asked == AUTO_PRODUCTS and self.resumed:
-            asked = read_config(self.resumed)["flags"]["mlp_products"]
+            asked = read_config(self.resumed)["flags"].get("mlp_products")
         if asked not in (AUTO_PRODUCTS, *PRODUCTS):
             raise ValueError(
                 f"{self.resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}"

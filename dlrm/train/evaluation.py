@@ -100,8 +100,7 @@ class Evaluation:
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
         self.log.step(*at.last_index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
-        if math.isnan(metrics[metric]):
-            self.log.line(f"note: {metric} is undefined, the {name} set has one class only")
+        self._note_undefined(name, metrics)
         if not is_best:
             return False
         epochs = progress.own_step / self.steps_per_epoch
@@ -180,10 +179,15 @@ class Evaluation:
         results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if roles.reports and validation is not None and validation.num_samples:
             results[roles.reports] = self._evaluate(validation, roles.reports)
+            self._note_undefined(roles.reports, results[roles.reports])
         # The last weights were not chosen, so their test needs no role.
         told = {n: r for n in results if (r := roles.of(n)) and (has_best or n == roles.reports)}
         self.log.console.kept(Kept(which, results, told))
         return results
+
+    def _note_undefined(self, name: str, metrics: dict[str, float]) -> None:
+        if math.isnan(metrics[metric := self.task.metric]):
+            self.log.line(f"note: {metric} is undefined, the {name} set has one class only")
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
         with self.ema.applied() if self.ema else nullcontext():

@@ -308,11 +308,15 @@ def test_an_undefined_metric_is_null_in_files_and_resumed(tmp_path, capsys):
         for document in text.split("DLLL ") if text.startswith("DLLL") else [text]:
             json.loads(document or "{}", parse_constant=refuse_constant)
     assert math.isnan(best_record(tmp_path / "run")["score"])
-    second = trainer(Line(scores=[0.5]), checkpoints=checkpoints, **config)
+    assert "| score | undefined |" in (checkpoints.last() / "MODEL.md").read_text()
+    task = Line(scores=[0.5, math.nan])
+    second = trainer(task, checkpoints=checkpoints, **config)
     second.resume(checkpoints.last())
     assert math.isnan(second.progress.best["score"])
-    second.fit(Points(), Points(2))
+    second.fit(Points(), Points(2), Points(2))
     assert second.progress.best["score"] == 0.5
+    expected = "note: score is undefined, the validation set has one class only\n"
+    assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])

@@ -1,5 +1,6 @@
 """The model card: a description of a checkpoint for people who are about to load it."""
 
+import math
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -79,7 +80,9 @@ def _metric_lines(progress: Mapping[str, Any], roles: Roles | None) -> list[str]
             + ":"
         )
         lines += ["", "| metric | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.6f} |" for name, value in best.items()]
+        for name, value in best.items():
+            shown = "undefined" if math.isnan(value) else f"{value:.6f}"
+            lines.append(f"| {name} | {shown} |")
         if roles:
             reports = roles.reports
             never = f"The {reports} rows were {NEVER_CHOSEN}." if reports else "No rows report."
