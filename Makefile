@@ -90,6 +90,7 @@ versions-%:
 	DLRM_CUDA=0 $(MAKE) -C build/versions/$* test-quick PYTHON=$* VENV=.venv CONSTRAINTS=$(if $(filter $*,$(OLDEST)),oldest,constraints).txt
 
 # By hand. Python frees little at its end, so leaks are not sought; tests ask for more memory than there is.
+# Without capture of files, the report of a process that ends is on the terminal.
 SANITIZE := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 SANITIZED = PYTHONPATH=$$PWD LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$$PWD/report UBSAN_OPTIONS=print_stacktrace=1:log_path=$$PWD/report
@@ -99,8 +100,8 @@ sanitize: venv
 	@echo "== compiling with sanitizers (once, 6 minutes on 2 cores) =="
 	@$(call build_in,build/sanitize,$(SANITIZE))
 	@cd build/sanitize && export $(SANITIZED) && python=$(abspath $(BIN))/python && \
-		$$python -m pytest -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
-		$$python -m pytest -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
+		$$python -m pytest --capture=sys -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
+		$$python -m pytest --capture=sys -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
 
 # By hand. Forks that end by os._exit lose what they reached in C++, but not in Python.
 coverage: venv
