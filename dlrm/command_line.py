@@ -147,11 +147,11 @@ def _packages_of(extra: str) -> list[str]:
     from importlib import metadata  # where a package is missing, since it takes 20 ms
 
     try:
-        lines = [line.partition(";") for line in metadata.requires("dlrm") or ()]
+        lines = [line.replace(" ", "").partition(";") for line in metadata.requires("dlrm") or ()]
     except metadata.PackageNotFoundError:
         return []
-    condition = f"extra == '{extra}'"
-    return [one.strip() for one, _, when in lines if when.strip().replace('"', "'") == condition]
+    condition = f"extra=='{extra}'"
+    return [one for one, _, when in lines if when.replace('"', "'") == condition]
 
 
 def say(line: object, is_prose: bool = False) -> None:

@@ -130,16 +130,16 @@ def test_without_locks_nothing_of_another_process_is_removed(tmp_path, monkeypat
 
 
 def test_ctrl_c_between_two_renames_keeps_the_old_directory(tmp_path, monkeypatch):
-    final, rename = tmp_path / "dataset", os.rename
+    final, rename = tmp_path / "dataset", Path.rename
     write(final, "old")
 
     def interrupted(source, target):
         rename(source, target)
-        if Path(source) == final:
+        if source == final:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(files, "exchange", lambda one, other: False)
-    monkeypatch.setattr(os, "rename", interrupted)
+    monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(final, "new")
     assert content(final) == {"old"}

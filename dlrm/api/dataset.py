@@ -287,7 +287,7 @@ def check_types(settings: Mapping[str, Any], configs: Iterable[type]) -> None:
     for name, value in settings.items():
         if name in hints and not _is_of_type(value, hints[name]):
             hint = hints[name]
-            expected = hint.__name__ if isinstance(hint, type) else hint
+            expected = hint if get_args(hint) or not isinstance(hint, type) else hint.__name__
             raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 

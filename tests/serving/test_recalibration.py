@@ -55,10 +55,11 @@ def test_platt_is_a_logistic_regression(weighted):
 def test_a_temperature_is_the_likeliest_factor_of_the_logits(weighted):
     logits, labels, _ = rows(2000)
     weights = np.random.default_rng(1).integers(0, 3, 2000) / 2 if weighted else None
-    x, w = logits.astype(np.float64), np.ones(2000) if weights is None else weights
+    x, y = logits.astype(np.float64), labels.astype(np.float64)
+    w = np.ones(2000) if weights is None else weights
 
     def loss(factor):
-        return w @ (np.logaddexp(0, factor * x) - labels * factor * x)
+        return w @ (np.logaddexp(0, factor * x) - y * factor * x)
 
     best = minimize_scalar(loss, bounds=(0.01, 10), method="bounded", options={"xatol": 1e-9}).x
     mapped = fit("temperature", logits, labels, weights).of(logits)

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.amp import is_autocast_available
 
 from dlrm.model.layers.choices import BUILT_IN, OWN
 from dlrm.model.layers.initialize import generator
@@ -195,7 +194,7 @@ class OwnInteraction(Interaction):
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         device, half = dense.device.type, dense.dtype != torch.float32
-        if not half or not is_autocast_available(device):
+        if not half or device == "meta":
             return self.own(dense, embeddings)
         with torch.autocast(device, dense.dtype):  # its weights are float32
             return self.own(dense, embeddings)
