@@ -41,7 +41,7 @@ $(FOR_DEMO): constraints.txt pyproject.toml
 
 $(INSTALLED): $(FOR_DEMO)
 	@echo "== installing what tests, linters and the server need into $(VENV) (once, a minute and the download) =="
-	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[preproc,images,text,plots,cloud,tensorboard,serve,dev]"
+	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[preproc,images,text,plots,cloud,tensorboard,serve,tune,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 

@@ -62,8 +62,7 @@ def test_it_knows_shared_tables_and_widths():
         assert auto(facts)["embedding_dim"] == auto(facts)["bottom_mlp_sizes"][-1] == dim
         assert auto(facts, {"embedding_dim": 8})["embedding_dim"] == 8  # refused by name later
     searched = [
-        default_space(FEW._replace(widest=widest)).searched["embedding_dim"]
-        for widest in (0, 12, 48)
+        default_space(FEW._replace(widest=widest))["embedding_dim"] for widest in (0, 12, 48)
     ]
     assert searched == [[8, 16, 32], [16, 32], [48]]
 

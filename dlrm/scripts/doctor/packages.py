@@ -47,6 +47,7 @@ OPTIONAL = (
     Package("pyspark", "pyspark>=4,<5", "preprocessing of raw logs with Spark"),
     Package("pyarrow", "pyarrow>=25", "preprocessing of tables and .zst files"),
     Package("matplotlib", "matplotlib>=3.8", "curves.png after training"),
+    Package("optuna", "optuna>=5", "dlrm tune"),
     Package("sklearn", "scikit-learn>=1.4", "dlrm.Classifier, evaluate --recalibrate"),
     Package("fbgemm_gpu", "fbgemm-gpu-cpu==1.8.0", "peers of benchmarks/; needs torch 2.13"),
 )
