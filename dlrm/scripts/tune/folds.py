@@ -61,8 +61,8 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
         else map_file(spec.file("train", name), spec.dtype(name), (rows,))
         for name in spec.categorical
     ]
-    file = spec.weights_file("train")
-    weights = None if file is None else map_file(file, layout.WEIGHT_DTYPE, (rows,))
+    weighted = spec.weights_file("train")
+    weights = None if weighted is None else map_file(weighted, layout.WEIGHT_DTYPE, (rows,))
     with staged_directory(directory) as staging:
         counts = {}
         new = FeatureSpec.named(
