@@ -17,7 +17,7 @@ Readers have them as one file.
 import hashlib
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,11 +62,10 @@ class Published:
         files = self.manifest["files"]
         return {e.key: files[name]["crc32"] for name, e in self.entries.items() if name in files}
 
-    def listing(self, without: Container[str] = ()) -> Listing:
-        """Returns the objects of its files, except some, as files below its place."""
-        own = {entry.key: name for name, entry in self.entries.items() if name not in without}
-        names = {key: f"{self.uri.folder}{name}" for key, name in own.items()}
-        return Listing([self.entries[name] for name in own.values()], names, self.checksums)
+    def listing(self) -> Listing:
+        """Returns the objects of its files, as files below its place."""
+        names = {entry.key: f"{self.uri.folder}{name}" for name, entry in self.entries.items()}
+        return Listing([*self.entries.values()], names, self.checksums)
 
 
 def find_published(uri: Uri) -> Published | None:

@@ -28,8 +28,7 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.remote import blocks, hdfs, transfer
-from dlrm.remote.blocks import find_streamed, streamed_directory
+from dlrm.remote import hdfs, transfer
 from dlrm.remote.cache import Cache
 from dlrm.remote.hdfs import ArrowStore
 from dlrm.remote.publish import RUN, fetched_directory, find_published
@@ -158,10 +157,9 @@ def test_hadoop_serves_as_a_store_too(source, tmp_path, monkeypatch):
     assert manifest_at(output) == prepare_local(path, tmp_path / "local")
 
 
-def test_slices_are_read_in_any_range_and_streamed(source, store_uri, tmp_path, monkeypatch):
-    for module in (manifest, blocks, transfer):
+def test_slices_are_read_in_any_range(source, store_uri, tmp_path, monkeypatch):
+    for module in (manifest, transfer):
         monkeypatch.setattr(module, "BLOCK_BYTES", 512)
-    monkeypatch.setattr(blocks, "_free", lambda path, block: None)  # less than a page
     path, uri = source(".parquet")
     prepare_local(path, tmp_path / "local", report=False)
     output, chance = store_uri.below("out"), random.Random(0)
@@ -174,10 +172,6 @@ def test_slices_are_read_in_any_range_and_streamed(source, store_uri, tmp_path, 
         for _ in range(9):
             begin, end = sorted(chance.choices(range(entry.size + 1), k=2))
             assert bytes(store.read(entry, begin, end)) == whole[begin:end]
-    with streamed_directory(Cache.open(), found, {*sliced}, 1 << 30) as there:
-        for name in sliced:
-            find_streamed(there).file(there / name).touch_all()
-            assert (there / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 @contextmanager
