@@ -32,7 +32,6 @@ _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
 STREAMS = "streams"
-NO_HOST = "-"  # in paths of `task_files`, of hdfs:// without a host
 _VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
@@ -260,7 +259,7 @@ def default_folder() -> Path:
 
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
-    return re.sub(rf"/[^\s'\"=,]*{_VIEW}({NO_HOST}(?=/))?", r"\1://", text)
+    return re.sub(rf"/[^\s'\"=,]*{_VIEW}", r"\1://", text)
 
 
 def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,8 @@
     URI/data-<digest>/...       a published directory, complete in itself
 
 The digest is that of the directory's manifest, so a killed upload continues where it stopped, two
-versions never mix, and the one write of `URI/manifest.json`, conditional where the store has it,
-changes from the old to the new. A directory that was copied to a URI by other tools, with its files
+versions never mix, and the one conditional write of `URI/manifest.json` changes
+from the old to the new. A directory that was copied to a URI by other tools, with its files
 beside its manifest, is read too. `publish_plain` writes that layout, which other programs read: its
 manifest says that it is unfinished until all objects are there.
 
@@ -27,7 +27,7 @@ from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache, Listing
-from dlrm.remote.store import Entry, Slice, Store, condition, find_entries, open_store
+from dlrm.remote.store import NEW, Entry, Slice, Store, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
@@ -343,7 +343,7 @@ def read_object(store: Store, key: str) -> bytes:
 
 def _point_to(store: Store, uri: Uri, manifest: dict[str, Any], version: str | None) -> None:
     content = sealed_json(manifest).encode()
-    store.write(uri.below(MANIFEST).key, content, condition(store, version))
+    store.write(uri.below(MANIFEST).key, content, version or NEW)
 
 
 def publish_plain(directory: Path, uri: Uri, version: str | None) -> None:
@@ -360,9 +360,9 @@ def publish_plain(directory: Path, uri: Uri, version: str | None) -> None:
     old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
     old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
     text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
-    claim = store.write(place, text.encode(), condition(store, version))
+    claim = store.write(place, text.encode(), version or NEW)
     upload(store, {uri.below(name).key: directory / name for name in manifest["files"]})
-    store.write(place, content, claim if store.protects else None)
+    store.write(place, content, claim)
     remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
 
