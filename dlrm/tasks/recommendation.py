@@ -60,8 +60,7 @@ class ClickLoader:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
         at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
-        indices = self.dataset.ahead(order[start:].tolist())
-        found = prefetch(self.source, indices, self.device, at_once=at_once)
+        found = prefetch(self.source, order[start:].tolist(), self.device, at_once=at_once)
         return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:

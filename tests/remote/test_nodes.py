@@ -55,14 +55,11 @@ def train(folder, *flags, **options):
     return (folder / "output").read_text(), [process.exitcode for process in processes]
 
 
-@pytest.mark.parametrize("limit", [[], ["--cache_gib=0.004"]], ids=["fetched", "streamed"])
-def test_nodes_with_caches_of_their_own_train_on_a_dataset_at_a_uri(
-    limit, trained, bucket, tmp_path
-):
+def test_nodes_with_caches_of_their_own_train_on_a_dataset_at_a_uri(trained, bucket, tmp_path):
     uri = bucket.below("dataset")
     publish(trained.dataset, uri, None)
     where = [f"--dataset={uri}", f"--save_checkpoint_path={tmp_path}/run"]
-    said, codes = train(tmp_path, *where, *limit)
+    said, codes = train(tmp_path, *where)
     assert codes == [0, 0], said
     assert list(tmp_path.glob("run/step-*/manifest.json"))
     assert all(any((tmp_path / f"node{rank}/cache").iterdir()) for rank in range(2))
