@@ -43,9 +43,7 @@ _SHORT = {"log_format": "short"}
 COMMANDS = {
     "schema": Command(_DATA, "dlrm.scripts.schema", "draft a schema from tables"),
     "prepare": Command(_DATA, "dlrm.scripts.prepare", "turn tables or logs into a dataset"),
-    "verify": Command(_DATA, "dlrm.scripts.verify_dataset", "check a dataset for damage"),
     "convert": Command(_DATA, "dlrm.scripts.convert", "convert a dataset to Parquet"),
-    "fetch": Command(_DATA, "dlrm.scripts.fetch", "copy what is at a URI to a directory"),
     "train": Command(_MODELS, _MAIN, "train a model", _SHORT | {"mode": "train"}, _DIST_MAIN),
     "test": Command(_MODELS, _MAIN, "test a checkpoint", _SHORT | {"mode": "test"}, _DIST_MAIN),
     "evaluate": Command(
