@@ -53,9 +53,7 @@ COMMANDS = {
     "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
     "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
     "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
-    "checkpoint": Command(
-        _MODELS, "dlrm.scripts.checkpoint", "inspect, compare or convert checkpoints"
-    ),
+    "checkpoint": Command(_MODELS, "dlrm.scripts.checkpoint", "inspect or convert checkpoints"),
     "export": Command(_SERVING, "dlrm.deployment.export", "write a model repository for Triton"),
     "serve": Command(_SERVING, "dlrm.deployment.server", "run a Triton server"),
     "client": Command(_SERVING, "dlrm.deployment.client", "send rows to a Triton server"),

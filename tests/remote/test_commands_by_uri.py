@@ -262,8 +262,6 @@ BY_URI = (  # command, words of which {} is the place of the files, and what it 
     ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
     ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
     ("checkpoint", "inspect {}/run", ""),
-    ("checkpoint", "diff {}/STEP {}/STEP", ""),
-    ("checkpoint", "evict {}/STEP --rows={}/rows.csv --output={}/evicted", "evicted"),
     ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
     ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),
     (
@@ -290,7 +288,6 @@ def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_pat
     shutil.copytree(trained.dataset, here / "data")
     shutil.copytree(trained.checkpoint, here / "run")
     (step,) = (here / "run").glob("step-*")
-    (here / "rows.csv").write_text("table,row\n0,3\n")
     (here / "t.csv").write_text("y,a,c\n" + "".join(f"{i % 2},{i},c{i % 3}\n" for i in range(60)))
     put(here, there)
     for name, line, output in BY_URI:

@@ -55,7 +55,7 @@ COMMANDS = {
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
-    TOOL: (2, ("inspect", "x"), "--rtol=x"),
+    TOOL: (2, ("inspect", "x"), "--check=x"),
     "dlrm.published.command": (2, ("seeds", "x"), "--n=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
