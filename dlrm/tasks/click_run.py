@@ -38,7 +38,6 @@ from dlrm.tasks.advice import advice
 from dlrm.tasks.click_memory import agree_on_memory, agree_that_teacher_fits, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
 from dlrm.tasks.config import (
-    ADAM_SWITCHES,
     AUTO_PRODUCTS,
     CONSTANT,
     PRODUCTS,
@@ -139,8 +138,6 @@ class ClickRun(Run):
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)
         kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
-        for switch in ADAM_SWITCHES:
-            kept.pop(f"--{switch}", None)  # the flag that it stands for is recorded, too
         return kept
 
     def own_part(self) -> Datasets:

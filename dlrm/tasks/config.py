@@ -13,11 +13,6 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, check_schedule
 
 AUTO_PRODUCTS = "auto"
-# NVIDIA's switches for Adam, and the flag that each stands for.
-ADAM_SWITCHES = {
-    "Adam_embedding_optimizer": "embedding_optimizer",
-    "Adam_MLP_optimizer": "mlp_optimizer",
-}
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
 SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")
 CLICK_EXECUTIONS = ("eager", "graph", "lazy")

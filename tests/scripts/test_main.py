@@ -187,18 +187,6 @@ def test_resume_without_a_checkpoint_starts_at_0_and_says_so(command, capsys):
     assert "no checkpoint in" in capsys.readouterr().out
 
 
-def test_the_defaults_of_2021_are_recorded_as_the_flags_that_they_set(command, tmp_path):
-    saving = [f"--save_checkpoint_path={tmp_path / 'run'}", "--print_freq=1"]
-    command("--defaults=2021", *saving, "--warmup_steps=4", training=[])
-    expected = {"batch_size": 65536, "lr": 24.0, "warmup_steps": 4, "decay_steps": 24000}
-    saved = read_config(find_checkpoint(tmp_path / "run"))["flags"]
-    for flags in (log_entries(tmp_path / "run" / "log.json")[0]["data"], saved):
-        assert {name: flags[name] for name in expected} == expected
-    with pytest.raises(ValueError, match=r"--lr: 24\.0 in the checkpoint, now 28\.0"):
-        command("--resume", *saving, "--epochs=2", "--warmup_steps=4", training=[])
-    command("--resume", "--defaults=2021", *saving, "--epochs=2", "--warmup_steps=4", training=[])
-
-
 def test_a_run_whose_rate_falls_to_its_end_keeps_its_length(command):
     falling = ["--schedule=linear", "--warmup=0.5", "--batch_size=64", "--lr=0.02"]
     falling += ["--save_checkpoint_path=run", "--print_freq=1", "--max_steps=8"]
@@ -434,7 +422,7 @@ def advised(capsys):
 @pytest.mark.parametrize(
     "chosen",
     ["--lr=0.02", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd"]
-    + ["--Adam_MLP_optimizer", "--Adam_embedding_optimizer"],
+    + ["--mlp_optimizer=adam", "--embedding_optimizer=adam"],
 )
 def test_the_short_run_is_told_a_schedule_that_fits(command, capsys, chosen):
     command("--max_steps=16", "--batch_size=64", chosen, training=[])
@@ -529,7 +517,6 @@ def test_recorded_steps_need_our_row_updates(command, recording):
         (["--checkpoint_freq=5"], "--checkpoint_freq 5 needs --save_checkpoint_path"),
         (["--early_stop=2"], "--early_stop 2 needs --save_checkpoint_path"),
         (["--schedule=linear"], "--warmup_steps contradicts --schedule linear"),
-        (["--Adam_MLP_optimizer", "--mlp_optimizer=sgd"], "--Adam_MLP_optimizer contradicts"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
         (["--top_mlp_sizes=16,x,1"], "--top_mlp_sizes 16,x,1: expected integers"),
         (["--synthetic_dataset_hotness=3"], "--synthetic_dataset_hotness: .*synthetic_gpu"),

@@ -10,7 +10,6 @@ from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.model.dlrm import DLRM
-from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe
 from dlrm.serving.loading import load
 from dlrm.serving.rows.inputs import Inputs
@@ -149,11 +148,9 @@ def test_the_average_of_the_weights_is_what_is_tested_and_served(command):
     assert tested["auc"] == pytest.approx(trained["test_auc"], abs=1e-6)
 
 
-def test_inspect_and_diff_have_the_parts(command):
+def test_inspect_has_the_parts(command):
     command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
-    command("--max_steps=2", "--save_checkpoint_path=plain")
-    one, other = find_checkpoint("run"), find_checkpoint("plain")
-    found = describe(one)
+    found = describe(find_checkpoint("run"))
     assert found["architecture"]["interaction_op"] == "dot,dcn"
     assert (found["architecture"]["wide"], found["architecture"]["numerical_bins"]) == (True, 6)
     assert [(t["rows"], t["dim"]) for t in found["tables"]] == [
@@ -161,9 +158,6 @@ def test_inspect_and_diff_have_the_parts(command):
         *((rows, 1) for rows in TABLE_SIZES),
     ]
     assert "numerical_embedding.edges" in found["dense"]
-    different = compare(other, one)["architecture"]
-    assert different["wide"] == [False, True]
-    assert different["numerical_embedding"] == ["none", "piecewise"]
 
 
 @pytest.mark.parametrize(

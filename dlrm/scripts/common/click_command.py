@@ -29,7 +29,7 @@ from dlrm.session.session import VARIES, Session, held_checkpoint
 from dlrm.settings import resumable_of, uris_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
-from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS, ClickConfig
+from dlrm.tasks.config import CLICK_CONFIGS, ClickConfig
 from dlrm.tasks.continuing import check_continued, with_carried
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
@@ -300,7 +300,7 @@ def _begin(run: ClickRun, session: Session, trainer: Trainer, steps_per_epoch: i
         load_checkpoint(run.checkpoint, trainer.parameters, world=run.world, optimizers=with_state)
         loaded = "weights and optimizer state" if with_state else "weights"
         line(f"{loaded} from {run.checkpoint}; the run starts at step 0")
-    choices = {"lr", *ADAM_SWITCHES, *ADAM_SWITCHES.values()}
+    choices = {"lr", "embedding_optimizer", "mlp_optimizer"}
     by_default = not choices & values.given
     num_steps = run.config.train.num_steps(steps_per_epoch)
     recipe = takes_recipe(values)

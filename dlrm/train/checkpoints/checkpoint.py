@@ -237,7 +237,7 @@ def _check_architecture(
             ) from None
         smaller = [name for name in expected if name.startswith("table ") and name in found]
         if any(found[name][0] < expected[name][0] for name in smaller):
-            raise ValueError(f"{error}\n  dlrm checkpoint grow appends rows to tables") from None
+            raise ValueError(f"{error}\n  --continue_from appends rows to tables") from None
         raise
 
 

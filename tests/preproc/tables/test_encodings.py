@@ -19,7 +19,6 @@ from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
-from dlrm.scripts.verify_dataset.command import verify
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 
 ROWS = 4000
@@ -161,7 +160,6 @@ def test_reports_checks_and_parquet_know_the_features(dataset, tmp_path, capsys)
     assert facts["numerical"][3]["encoding"] == {"kind": "target", "of": "user"}
     assert facts["numerical"][1]["missing"] == {"train": 0, "test": 0}
     assert facts["categorical"][2]["name"] == "user_x_shop"
-    assert not list(verify(dataset))
     convert_to_parquet(dataset, tmp_path / "parquet")
     written = pq.read_table(tmp_path / "parquet" / "test" / "part-0.parquet")
     assert written.column_names == ["y", *NAMES, "shop", "user", "user_x_shop"]

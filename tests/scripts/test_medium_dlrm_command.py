@@ -1,20 +1,23 @@
-"""The main command with a preset, made small, in every precision and execution."""
+"""The main command of Habana's medium DLRM, made small, in every precision and execution."""
 
 import json
 
-import forked
 import pytest
 import torch
 from test_dist_main import Ranks
 
+from dlrm.published.documents.gaudi import ROWS
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.tasks.presets import DLRM_PRESETS
 from dlrm.train import execution
 
-SMALL = [
-    *("--preset=gaudi_medium", "--base_device=cpu", "--num_numerical_features=32"),
+DATA = [
+    *("--dataset_type=synthetic_random", "--base_device=cpu", "--num_numerical_features=32"),
     *("--synthetic_dataset_table_sizes=1000", "--synthetic_dataset_num_entries=1300"),
+    "--synthetic_dataset_hotness=38",
+]
+SMALL = [
+    *(*ROWS["gaudi/dlrm-medium/eager-fp32"].flags, *DATA),
     *("--bottom_mlp_sizes=64,64,64", "--top_mlp_sizes=64,64,1"),
     *("--batch_size=130", "--test_batch_size=130", "--print_freq=1", "--lr=0.005"),
 ]
@@ -81,7 +84,7 @@ def test_the_mlps_are_compiled_and_flags_without_effect_named(command, how, comp
     assert f"note: --optimized_mlp is not used; --execution {how} chooses" in out
 
 
-def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command, capsys):
+def test_a_run_resumes_and_its_checkpoint_is_tested(command, capsys):
     whole = command("--log_path=whole.json")
     command("--max_steps=4", "--save_checkpoint_path=run", "--log_path=halves.json")
     resumed = command("--save_checkpoint_path=run", "--log_path=halves.json", "--resume")
@@ -90,28 +93,12 @@ def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command,
     with pytest.raises(ValueError, match="--lr: 0.005 in the checkpoint, now 0.5"):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.5")
     capsys.readouterr()
-    # The checkpoint's architecture takes precedence over the preset's.
-    preset, load = SMALL[:5], ["--mode=test", "--load_checkpoint_path=run"]
-    tested = main.run(dlrm_flags.parse([*preset, *load, "--test_batch_size=130"]))
+    load = ["--mode=test", "--load_checkpoint_path=run", "--test_batch_size=130"]
+    tested = main.run(dlrm_flags.parse([*DATA, *load]))
     assert tested["log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)
     out = capsys.readouterr().out
     assert "bottom_mlp_sizes (64, 64, 64)" in out
     assert "Finished testing: log_loss" in out
-
-
-def test_a_resumed_run_may_write_the_preset_out_and_run_otherwise(command, compiled):
-    whole = command()
-    command("--max_steps=4", "--save_checkpoint_path=run")
-    spelled = [
-        f"--{flag}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-        for flag, value in DLRM_PRESETS["gaudi_medium"].items()
-    ]
-    resumed = main.run(
-        dlrm_flags.parse(
-            [*spelled, *SMALL[1:], "--save_checkpoint_path=run", "--resume", "--execution=lazy"]
-        )
-    )
-    assert resumed["test_log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("how", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
@@ -137,9 +124,3 @@ def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
 def test_contradictions_are_refused(command, flags, message):
     with pytest.raises(ValueError, match=message):
         command(*flags)
-
-
-def test_an_unknown_preset_is_refused(tmp_path):
-    done = forked.run("dlrm.scripts.main", "--preset=large", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "flag --preset=large: value should be one of <gaudi_medium|mlperf_dcnv2>" in done.stderr

@@ -1,4 +1,4 @@
-"""Presets are the published configurations."""
+"""The DLRMs of published rows have the published sizes."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.cross import CrossLayers
+from dlrm.published.documents.gaudi import ROWS
 from dlrm.scripts.common import dlrm_flags
-from dlrm.tasks.presets import DLRM_PRESETS
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 def medium(*arguments):
-    return dlrm_flags.parse(["--preset=gaudi_medium", *arguments])
+    return dlrm_flags.parse([*ROWS["gaudi/dlrm-medium/eager-fp32"].flags, *arguments])
 
 
 def build(values, **others):
@@ -68,12 +68,14 @@ def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
 
 def test_mlperfs_dcnv2_has_the_published_layers():
     """From mlcommons/training, recommendation_v2/torchrec_dlrm: 3456 = 27 * 128 columns."""
-    values = dlrm_flags.parse(["--preset=mlperf_dcnv2"])
+    flags = ["--dataset_type=synthetic_gpu", "--synthetic_dataset=mlperf", "--pooling=sum"]
+    flags += ["--interaction_op=dcn", "--cross_layers=3", "--cross_rank=512"]
+    values = dlrm_flags.parse(flags)
     sizes = values.config(DataConfig, batch_size=1, test_batch_size=1).synthetic_sizes
     assert sum(sizes) == 204_184_588
     small = ["--synthetic_dataset_max_table_size=50", "--batch_size=64"]
     small += ["--synthetic_dataset_num_entries=64", "--test_batch_size=64"]
-    values = dlrm_flags.parse(["--preset=mlperf_dcnv2", *small])
+    values = dlrm_flags.parse([*flags, *small])
     model = build(values)
     assert model.embeddings.weight.shape == (sum(min(size, 50) for size in sizes), 128)
     assert isinstance(model.interact, CrossLayers)
@@ -85,49 +87,6 @@ def test_mlperfs_dcnv2_has_the_published_layers():
     batch = open_datasets(values.config(DataConfig)).train.batch(0)
     assert batch.lengths[0].tolist()[18:21] == [1, 12, 100]
     assert batch.lengths.sum(1).tolist() == [214] * 64
-    own = dlrm_flags.parse(["--preset=mlperf_dcnv2", "--dataset=d"])
-    assert (own["dataset_type"], own["interaction_op"]) == ("split", "dcn")
-
-
-def test_every_preset_names_flags_with_values_of_their_kind():
-    defaults = dlrm_flags.parse([])
-    for name, preset in DLRM_PRESETS.items():
-        values = dlrm_flags.parse([f"--preset={name}"])
-        assert {flag: values[flag] for flag in preset} == preset
-        for flag, value in preset.items():
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            assert dlrm_flags.parse([f"--{flag}={shown}"])[flag] == value
-        others = defaults.keys() - preset.keys() - {"preset"}
-        assert {flag: values[flag] for flag in others} == {flag: defaults[flag] for flag in others}
-
-
-def test_flags_take_precedence_over_a_preset():
-    values = medium("--lr=0.5", "--batch_size=32", "--embedding_optimizer=sgd")
-    assert (values["lr"], values["batch_size"]) == (0.5, 32)
-    assert values.config(OptimizerConfig).embedding_optimizer == "sgd"
-    assert values["embedding_dim"] == 64
-    assert medium("--Adam_MLP_optimizer").config(OptimizerConfig).mlp_optimizer == "adam"
-
-
-def test_a_preset_takes_precedence_over_the_defaults_of_a_command():
-
-    values = dlrm_flags.parse(
-        ["--preset=gaudi_medium", "--warmup_steps=3"], dlrm_flags.make_flags(dlrm_flags.DIST_MAIN)
-    )
-    assert (values["lr"], values["batch_size"], values["decay_steps"]) == (1e-5, 512, 0)
-    assert values["warmup_steps"] == 3
-    assert values["embedding_type"] == "joint_sparse"
-
-
-def test_data_that_the_user_names_are_read_instead_of_the_presets():
-    for own in (["--dataset=d"], ["--dataset_type=binary", "--dataset=d"]):
-        values = medium(*own)
-        assert not values["dataset_type"].startswith("synthetic")
-        assert (values["num_numerical_features"], values["synthetic_dataset_hotness"]) == (13, None)
-        assert values["embedding_dim"] == 64
-    shapes = medium("--dataset=d", "--synthetic_dataset_use_feature_spec")
-    assert shapes["dataset_type"] == "synthetic_random"
-    assert medium("--dataset_type=synthetic_gpu")["synthetic_dataset_hotness"] == (38,)
 
 
 def test_initial_weights_of_the_medium_configuration_are_metas():
