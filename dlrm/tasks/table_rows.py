@@ -25,7 +25,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
 from dlrm.train.checkpoints.description import DESCRIPTION, describe
 from dlrm.train.checkpoints.saved_model import SavedModel
-from dlrm.train.checkpoints.saved_rows import STORES, SavedRows
+from dlrm.train.checkpoints.saved_rows import SavedRows
 
 
 def grow_tables(
@@ -49,9 +49,8 @@ def grow_tables(
 
     Raises:
         ValueError: a table would lose rows, the number of fields differs, two fields of one table
-            have other rows, ids are hashed, so that they would select other rows, the rows are in a
-            store, or the transform of the dataset is not that of the checkpoint with further values
-            in its dictionaries.
+            have other rows, ids are hashed, so that they would select other rows, or the transform
+            of the dataset is not that of the checkpoint with further values in its dictionaries.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
@@ -86,7 +85,7 @@ def evict_rows(
         rows: rows of each table, by its number.
 
     Raises:
-        ValueError: a row or table does not exist, or the rows are in a store.
+        ValueError: a row or table does not exist.
         OSError: the copy cannot be written.
     """
     sizes = _table_sizes(saved)
@@ -248,11 +247,6 @@ def _copy_of(
     Each table has a file of its rows and files of their optimizer state. A directory of a
     transform, if it is given and exists, takes the place of the checkpoint's.
     """
-    if STORES in saved.config:
-        raise ValueError(
-            f"{saved.path}: expected files of tables, but its rows are in a --table_store; "
-            "dlrm checkpoint convert --to dlrm writes them into files"
-        )
     manifest = read_manifest(saved.path, "checkpoint")
     sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}
     if transform is not None and transform.is_dir():

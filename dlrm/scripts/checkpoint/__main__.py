@@ -13,7 +13,6 @@ extended from day to day, and shows the days that it finds beside it.
 grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
 for other ids. Both keep everything else, including the state of optimizers.
 
-`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
 
 A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
 while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read

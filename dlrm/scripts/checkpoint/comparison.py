@@ -9,7 +9,6 @@ from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.checkpoint.description import open_any, progress_of, short_text
 from dlrm.train.checkpoints.diff import difference, map_differences, shape_of, weights_of
 from dlrm.train.checkpoints.saved_model import SavedModel
-from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.vision import flags as cnn_flags
 
 # Flags of any network that determine the shapes of its weights.
@@ -18,7 +17,7 @@ _SHOWN = 5  # number of tensors that diff shows for different networks
 # Flags about locations, and about whether a run was resumed, that do not describe the model.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "resume"),
-    *("table_memory", "table_store"),
+    "table_files",
 )
 
 
@@ -53,7 +52,7 @@ def compare(
     config: list[str] = []
     progress: list[str] = []
     if not weights_only:
-        leave_out = {"tables", STORES} if same_format else {"tables", "optimizers", STORES}
+        leave_out = {"tables"} if same_format else {"tables", "optimizers"}
         mine, theirs = (_without_places(saved.config, leave_out) for saved in (one, other))
         config = list(map_differences(mine, theirs, common=not same_format))
         progress = list(map_differences(progress_of(one), progress_of(other)))
