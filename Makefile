@@ -35,7 +35,7 @@ $(FOR_DEMO): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch and what else the demo needs into $(VENV) (once, a minute and the download) =="
-	@$(PIP) torch setuptools wheel ninja pybind11
+	@$(PIP) torch setuptools wheel ninja
 	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[plots]"
 	@touch $@
 
@@ -100,7 +100,7 @@ sanitize: venv
 	@echo "== compiling with sanitizers (once, 6 minutes on 2 cores) =="
 	@$(call build_in,build/sanitize,$(SANITIZE))
 	@cd build/sanitize && export $(SANITIZED) && python=$(abspath $(BIN))/python && \
-		$$python -m pytest --capture=sys -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
+		$$python -m pytest --capture=sys -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/ops $(PYTEST_ARGS) && \
 		$$python -m pytest --capture=sys -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
 
 # By hand. Forks that end by os._exit lose what they reached in C++, but not in Python. A few tests, of what
@@ -172,4 +172,4 @@ docs: $(FOR_DEMO)
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf build *.egg-info $(VENV) dlrm/_*.so dlrm/store/_*.so
+	rm -rf build *.egg-info $(VENV) dlrm/_*.so

@@ -175,8 +175,7 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
 
 def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
     """Returns whether the training cannot update rows that no batch looks up."""
-    divides = given.get("placement", "balanced") not in _DIVIDES_NOTHING
-    return divides or bool(given.get("table_store"))
+    return given.get("placement", "balanced") not in _DIVIDES_NOTHING
 
 
 def _dim(facts: DatasetFacts, given: Mapping[str, Any], least: int) -> int:

@@ -138,7 +138,7 @@ def fit(
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
             `warmup_steps`), the optimizers (`embedding_optimizer`) and the precision (`amp`),
-            `table_memory` and `table_store`, `max_grad_norm` and `ema_decay`, `distill`
+            `table_files`, `max_grad_norm` and `ema_decay`, `distill`
             (a checkpoint, run or URI whose probabilities are mixed into the labels); for a table
             also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
@@ -177,10 +177,6 @@ def fit(
         if isinstance(data, Dataset | str | os.PathLike):
             options = {name: value for name, value in options.items() if name not in chosen}
         dataset, draft = opened(data, schema, roles, splits, options, verbose)
-        if chosen.get("table_store") is not None and save_checkpoint_path is None:
-            raise ValueError(
-                "table_store: needs save_checkpoint_path, since checkpoints refer to the store"
-            )
         values, said = _with_defaults(dataset, recipe, chosen)
         if said and verbose:
             print(said)
@@ -356,10 +352,9 @@ def _trained(
     if continued is not None:
         own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
-    fixed = () if saved_in else ("table_store",)
     with (
         _teacher(values.get("distill")) as teacher,
-        ClickRun.open(settings, World(device=device), continued, fixed=fixed) as run,
+        ClickRun.open(settings, World(device=device), continued) as run,
     ):
         if teacher is not None:
             run.distill(teacher, load_model)
@@ -373,9 +368,6 @@ def _trained(
         run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
         for note in run.notes:
             log.line(note)
-        if run.task.model.store is not None:
-            rows = run.task.model.store.directory
-            log.line(f"{saved_in}: checkpoints refer to the rows in {rows}; save copies all")
         with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
             trainer = Trainer(
                 log=log,

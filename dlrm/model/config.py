@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.model.layers.choices import (
@@ -19,7 +18,7 @@ from dlrm.model.layers.choices import (
     ensemble_kinds,
     interaction_names,
 )
-from dlrm.model.tables.placement import AUTO, PLACEMENTS, place_tables
+from dlrm.model.tables.placement import AUTO, PLACEMENTS, larger_than_a_share, place_tables
 from dlrm.settings import architecture_of, check_settings, setting
 
 if TYPE_CHECKING:
@@ -138,9 +137,10 @@ class DLRMConfig:
     )
     placement: str = setting(
         "balanced",
-        "Assignment of tables to processes: balanced, by lookups and rows; nvidia; auto, which "
-        "splits and replicates tables as dlrm plan does; or a file that dlrm plan "
-        "--output wrote. Results differ in the order of summation only",
+        "Assignment of tables to processes: balanced, by lookups and rows; nvidia; or auto, which "
+        "also splits the rows of tables larger than a process's share. Results differ in the order "
+        "of summation only",
+        choices=(*PLACEMENTS, AUTO),
         resumable=True,
     )
     cross_layers: int = setting(
@@ -443,24 +443,18 @@ class DLRMConfig:
         return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
 
     def placed(self, num_ranks: int) -> "Placement":
-        """Returns the placement of the tables on `num_ranks` processes.
-
-        Raises:
-            ValueError: the placement file is missing, or is for other tables or processes.
-        """
-        from dlrm.distributed.placement import Placement, read_placement  # which has torch
+        """Returns the placement of the tables on `num_ranks` processes."""
+        from dlrm.distributed.placement import Placement  # which has torch
 
         rows, dim = self.embedding_rows, self.embedding_dim
-        if self.placement not in (*PLACEMENTS, AUTO):
-            if not Path(self.placement).is_file():
-                raise ValueError(
-                    f"--placement {self.placement}: expected {AUTO}, {', '.join(PLACEMENTS)} or a "
-                    "file that dlrm plan --output wrote, and there is no such file"
-                )
-            return read_placement(self.placement, rows, dim, num_ranks, self.table_dims)
-        # With several processes, a planner resolves "auto" before the model is built.
-        places = place_tables(rows, num_ranks, self.placement)
-        return Placement.from_whole_tables(rows, dim, places, self.table_dims)
+        divided = set[int]()
+        if self.placement == AUTO and self.embedding_type in FUSED_TYPES:
+            attended = {self.tables[field] for field in self.attended}
+            divided = {*larger_than_a_share(rows, num_ranks)} - attended
+        whole = [table for table in range(len(rows)) if table not in divided]
+        places = place_tables([rows[table] for table in whole], num_ranks, self.placement)
+        by_rank = [[whole[place] for place in own] for own in places]
+        return Placement.of_tables(rows, dim, by_rank, divided, self.table_dims)
 
 
 def check_dims(

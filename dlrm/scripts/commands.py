@@ -52,7 +52,6 @@ COMMANDS = {
     "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
     "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
     "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
-    "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
     "checkpoint": Command(_MODELS, "dlrm.scripts.checkpoint", "inspect or convert checkpoints"),
     "export": Command(_SERVING, "dlrm.deployment.export", "write a model repository for Triton"),
     "serve": Command(_SERVING, "dlrm.deployment.server", "run a Triton server"),

@@ -13,11 +13,10 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
+from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
-from dlrm.store.row_stores import RowStores
 from dlrm.tasks.click_task import ClickTask
-from dlrm.tasks.slots import InOrderOfRecords, Slots
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
@@ -36,7 +35,6 @@ class ClickLoader:
     Args:
         device: destination of the batches.
         shuffle: take whole batches in random order.
-        slots: assigns slots to the rows of batches if the tables are in a store; None keeps ids.
         source: reads the batches in place of `dataset`, with other labels.
     """
 
@@ -46,12 +44,11 @@ class ClickLoader:
         device: str = "cpu",
         shuffle: bool = False,
         seed: int = 0,
-        slots: Slots | None = None,
         source: Readable[Batch] | None = None,
     ):
         self.source = source or dataset
         self.dataset, self.device, self.shuffle, self.seed = dataset, device, shuffle, seed
-        self.num_samples, self.slots = dataset.num_samples, slots
+        self.num_samples = dataset.num_samples
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -60,8 +57,7 @@ class ClickLoader:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
         at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
-        found = prefetch(self.source, order[start:].tolist(), self.device, at_once=at_once)
-        return self.slots.ahead(found) if self.slots else found
+        return prefetch(self.source, order[start:].tolist(), self.device, at_once=at_once)
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
         """Yields `count` batches of full size, repeating them if there are fewer."""
@@ -75,7 +71,7 @@ class Recommendation(ClickTask):
     Args:
         recorder: records `infer` and replays it from then on; None does not.
         execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
-        dtype, optimized_mlp, placement, store: see `DLRM`.
+        dtype, optimized_mlp, placement, files: see `DLRM`.
         auc_on_cpu, has_clicks: see `ClickTask`.
     """
 
@@ -93,11 +89,11 @@ class Recommendation(ClickTask):
         execution: str = "eager",
         has_clicks: bool = True,
         placement: Placement | None = None,
-        store: RowStores | None = None,
+        files: str | None = None,
     ):
-        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
+        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, files)
         super().__init__(model, world, auc_on_cpu, has_clicks)
-        self.recorder, self.execution = recorder, execution
+        self.recorder, self.execution, self._files = recorder, execution, files
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
@@ -128,24 +124,14 @@ class Recommendation(ClickTask):
             found = self.model.rows_by_weight(batch.categorical, batch.lengths)
             self._deferring.before_look_up(found)
 
-    def slots(self, trains: bool = False) -> Slots | None:
-        """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
-        return Slots(self.model, trains) if self.model.store is not None else None
-
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
-        merging: AbstractContextManager = nullcontext()
-        if self.model.store is not None and len(batches) > 1:
-            widths = self.model.store.widths_of(self.table_parameters())
-            weights = [(weight, dim) for (weight, _), dim in widths if weight.requires_grad]
-            merging = InOrderOfRecords(self.model.store, weights)
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
-        with merging:
-            if parameters:
-                return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
-            return one_after_another(self.loss, batches, scaler, before_last)
+        if parameters:
+            return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
+        return one_after_another(self.loss, batches, scaler, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
@@ -223,6 +209,10 @@ class Recommendation(ClickTask):
             result.append(tables)
             if wide:
                 result.append(wide_optimizer(config, wide, sizes))
+            if self._files is not None:
+                for optimizer in result:
+                    assert isinstance(optimizer, RowOptimizer), "--embedding_type joint_fused"
+                    optimizer.move_state(partial(mapped_zeros, self._files))
         if not config.freeze_mlps:
             result.append(
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
@@ -244,6 +234,19 @@ def _looked_up(
 ) -> tuple[Tensor, Tensor | None, Sequence[int] | None, Tensor | None]:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
+
+
+def check_wide(config: DLRMConfig, optimizer: str | None) -> None:
+    """Raises ValueError for an optimizer of a wide term that the architecture does not have."""
+    if optimizer is None:
+        return
+    if not config.wide:
+        raise ValueError(f"--wide_optimizer {optimizer} needs --wide, whose weights it updates")
+    if config.embedding_type not in FUSED_TYPES:
+        raise ValueError(
+            f"--wide_optimizer {optimizer} needs --embedding_type joint_fused, got "
+            f"{config.embedding_type}"
+        )
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:

@@ -117,10 +117,8 @@ def test_it_trains_by_parts_and_in_half_precision(dataset, model, settings):
     np.testing.assert_allclose(found.predict(draw(50, seed=2)), expected, atol=tolerance)
 
 
-def test_rows_in_a_store_train_as_in_memory(dataset, model, tmp_path):
-    stored = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
-    stored["save_checkpoint_path"] = str(tmp_path / "run")
-    found = dlrm.fit(dataset, **MODEL, **stored)
+def test_tables_in_files_train_as_in_memory(dataset, model, tmp_path):
+    found = dlrm.fit(dataset, **MODEL, table_files=str(tmp_path / "files"))
     rows = draw(50, seed=2)
     np.testing.assert_array_equal(found.predict(rows), model.predict(rows))
 

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -12,8 +14,6 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
-from dlrm.store.row_store import RowStore
-from dlrm.store.row_stores import RowStores
 
 SIZES, DIM = (7, 10, 3), 8
 DIVIDED = Placement(  # rank 0 has the first rows of table 1 twice over, as a copy and alone

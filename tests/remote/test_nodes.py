@@ -322,11 +322,3 @@ def test_a_clock_that_differs_is_named(ranks):
     for notes in ranks(2).call(noted, [(-200.0,)] * 2):
         (note,) = notes
         assert note.startswith("note: the clock of rank 1 (host1) is 200 s behind that of rank 0")
-
-
-@pytest.mark.slow
-def test_stores_of_rows_need_a_common_folder(trained, tmp_path):
-    store = ["--table_store=store", "--table_memory=99MB", f"--dataset={trained.dataset}"]
-    said, codes = train(tmp_path, *store, *RUN)
-    assert codes == [1, 1]
-    assert "--table_store store: expected one folder of checkpoints that all nodes see" in said

@@ -99,21 +99,18 @@ def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
         command("--continue_from=whole", "--save_checkpoint_path=whole", "--resume", data=days[1])
 
 
-def test_tables_grow_and_stored_ones_too(command, days, tmp_path):
+def test_tables_grow_and_those_in_files_too(command, days, tmp_path):
     later = [write_dataset(tmp_path / f"later{i}", DAY, LARGER, seed=i) for i in (1, 2)]
     command("--save_checkpoint_path=run0", data=days[0])
     for data, run, source in ((later[0], "run1", "run0"), (later[1], "run2", "run1")):
         for kind, flags in (
             ("", []),
-            ("stored ", ["--table_memory=18MB", f"--table_store=store {run}"]),
+            ("mapped ", ["--table_files=files"]),
         ):
             flags.append(f"--continue_from={source if source == 'run0' else kind + source}")
             command(*flags, f"--save_checkpoint_path={kind}{run}", data=data, model=[], training=[])
-    assert not differing("run2", "stored run2")
+    assert not differing("run2", "mapped run2")
     assert [table["rows"] for table in read_config(last_checkpoint("run2"))["tables"]] == [*LARGER]
-    in_place = ["--table_memory=18MB", "--table_store=store run1", "--save_checkpoint_path=run3"]
-    with pytest.raises(ValueError, match="store run1/rank-0-of-1: has the rows of the checkpoints"):
-        command("--continue_from=stored run1", *in_place, data=later[1])
     with pytest.raises(ValueError, match="cat_0.bin: expected 60 ids or more, .* got 50"):
         command("--continue_from=run2", "--save_checkpoint_path=run3", data=days[0])
 

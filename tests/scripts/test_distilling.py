@@ -40,9 +40,9 @@ def weights(run):
     [
         (0.7, []),
         (0.3, ["--self_ensemble", "--interaction_op=quadratic", "--gradient_accumulation_steps=3"]),
-        (0.7, ["--table_memory=18MB", "--table_store=rows", "--ensemble=2"]),
+        (0.7, ["--table_files=files", "--ensemble=2"]),
     ],
-    ids=["plain", "two passes", "stored"],
+    ids=["plain", "two passes", "files"],
 )
 def test_the_student_trains_as_on_a_dataset_with_mixed_labels(
     command, trained, monkeypatch, weight, flags

@@ -188,7 +188,7 @@ def walked(tmp_path_factory):
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
     "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
-    "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
+    "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_files", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
     "dlrm/published/command.py": {"run --results", "document output"},
     "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},

@@ -143,25 +143,18 @@ def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
     assert auto(FEW, {**sizes, "interaction_op": "quadratic"})["dropout"] == 0.3
 
 
-@pytest.mark.parametrize("given", [{"placement": "auto"}, {"table_store": "rows"}], ids=",".join)
-def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused(given):
-    assert auto(FEW, given)["embedding_l2_mode"] == "looked_up"
+def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused():
+    assert auto(FEW, {"placement": "auto"})["embedding_l2_mode"] == "looked_up"
     assert "embedding_l2_mode" not in auto(FEW)
 
 
-def test_a_recipe_trains_beside_a_store(train):
-    words = ["--recipe=auto", "--table_store=rows", "--table_memory=20MB"]
-    flags = read_config(train("stored", *words))["flags"]
-    assert (flags["embedding_l2_mode"], flags["embedding_l2"] > 0) == ("looked_up", True)
-
-
-def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path, capsys):
-    store = ["--table_memory=20MB", "--table_store=store"]
-    train("runs", "--recipe=auto", "--seeds=1-2", "--log_format=short", *store)
+def test_seeds_by_the_recipe_train_in_files(train, tmp_path, capsys):
+    words = ["--recipe=auto", "--seeds=1-2", "--log_format=short", "--table_files=files"]
+    train("runs", *words)
     lines = capsys.readouterr().out.splitlines()
     for start in ("recipe ", "train ", "seed 1 ", "seed 2 ", "mean of 2 ", "saved ", "next "):
         assert sum(line.startswith(start) for line in lines) == 1, (start, lines)
-    alone = train("alone", "--recipe=auto", "--seed=2", "--embedding_l2_mode=looked_up")
+    alone = train("alone", "--recipe=auto", "--seed=2")
     expected = read_saved(alone)
     found = read_saved(find_checkpoint(tmp_path / "runs" / "seed-2"))
     for name, tensor in expected.dense.items():

@@ -50,7 +50,6 @@ COMMANDS = {
     "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
     "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
-    "dlrm.scripts.plan": (1, (), "--ranks=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),

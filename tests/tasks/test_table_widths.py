@@ -13,15 +13,12 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece, Placement, placement_text, read_placement
+from dlrm.distributed.placement import Piece
 from dlrm.model.config import DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan_placement
-from dlrm.tasks.planning.workload import Workload, table_bytes
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -188,23 +185,6 @@ DIVIDED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DIVIDED)
-def test_divided_tables_train_as_whole_ones(ranks, name):
-    placement = Placement(SIZES, 8, 2, tuple(DIVIDED[name]), (2, 8, 4))
-    check(ranks, 2, Run(optimizer="adagrad", hotness=3, parts=(WIDTHS,)), placement)
-
-
-@pytest.mark.parametrize("name", DIVIDED)
-def test_placement_files_have_widths(tmp_path, name):
-    placement = Placement(SIZES, 8, 2, tuple(DIVIDED[name]), (2, 8, 4))
-    path = tmp_path / "placement.yaml"
-    path.write_text(placement_text(placement, ["a", "b", "c"]))
-    assert read_placement(path, SIZES, 8, 2, (2, 8, 4)) == placement
-    with pytest.raises(ValueError, match="table 0: embedding_dim: expected 8, as the model has"):
-        read_placement(path, SIZES, 8, 2)
-
-
 def test_half_precision_trains():
     trainer = trainer_of(World(), Run(dtype=torch.bfloat16, parts=(WIDTHS,)))
     loss = trainer.task.loss(
@@ -283,21 +263,6 @@ def test_quantized_tables_are_the_products_within_a_level():
         assert not tables.requires_grad
         reach = products.abs().amax(1, keepdim=True)
         assert ((tables - products).abs() <= 1.01 * error * reach + 2**-24).all()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", ["sgd", "row_wise_adagrad", "adam"])
-def test_planned_bytes_of_tables_are_those_of_the_training(kind, ranks):
-    workload = Workload(config(wide=True), 6, kind)
-    placement = plan_placement(workload, Limits(ranks), MACHINES["cpu"])
-    assert placement.columns == (8, 3, 4)
-    for rank, planned in enumerate(table_bytes(placement, workload)):
-        task = Recommendation(config(wide=True), World(rank, ranks), placement=placement)
-        weights = task.parameter_groups()["tables"]
-        (tables, _) = task.optimizers(OptimizerConfig(kind))
-        states = [s for w in weights for s in tables.state[w].values() if s.ndim]
-        assert planned.weights == sum(weight.nbytes for weight in weights)
-        assert planned.state == sum(state.nbytes for state in states)
 
 
 def test_impossible_widths_are_refused_by_name():

@@ -7,8 +7,6 @@
 `inspect --chain` also takes a dataset: it verifies the dictionaries that `dlrm prepare --extend`
 extended from day to day, and shows the days that it finds beside it.
 
-`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
-
 A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
 while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
 some megabytes at a time, and no code in a file is run.

@@ -19,7 +19,6 @@ from dlrm.scripts.checkpoint.flags import CheckpointConfig
 from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
 from dlrm.train.checkpoints.nvidia import is_nvidia, write_nvidia
 from dlrm.train.checkpoints.saved_model import write_saved
-from dlrm.train.checkpoints.saved_rows import STORES
 
 
 def run(values: Values) -> int:
@@ -63,7 +62,7 @@ def _convert(own: CheckpointConfig, source: Path) -> int:
         raise ValueError("convert: expected --to nvidia or dlrm and --output DIR")
     reading = own.feature_order if own.to == "dlrm" else None
     saved = open_any(source, reading, check_crc=True)
-    if saved.format == own.to and STORES not in saved.config:
+    if saved.format == own.to:
         raise ValueError(f"{source}: of the format {own.to} already")
     if own.to == "dlrm":
         if own.interaction_padding:
@@ -71,8 +70,7 @@ def _convert(own: CheckpointConfig, source: Path) -> int:
         write_saved(saved, own.output)
         for name, value in saved.notes.items():
             say(f"{name}: {value}")
-        why = "NVIDIA's format has none" if saved.format == "nvidia" else "it stays in the store"
-        print(f"no optimizer state: {why}, so training cannot be resumed from it")
+        print("no optimizer state: NVIDIA's format has none, so training cannot be resumed from it")
     else:
         order = write_nvidia(saved, own.output, own.feature_order, own.interaction_padding)
         print(f"feature order: {order}")

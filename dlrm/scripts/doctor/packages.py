@@ -128,7 +128,7 @@ def rebuild() -> str:
     """Returns the command that builds the native operators."""
     root = PACKAGE.parent
     source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
-    tools = f"{pip_install()} setuptools wheel ninja pybind11"
+    tools = f"{pip_install()} setuptools wheel ninja"
     build = f"{tools} && {pip_install()} --no-build-isolation {source}"
     compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
     if not any(map(shutil.which, compilers)):

@@ -131,6 +131,18 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
                         len(weight), len(self.rule.per_step), self.rule.steps_dtype, weight.device
                     )
 
+    def move_state(self, zeros: Callable[[Sequence[int], torch.dtype], Tensor]) -> None:
+        """Moves the initial state of rows, which is 0, to other memory before the first step.
+
+        Args:
+            zeros: makes a tensor of zeros, given its shape and dtype.
+        """
+        for weight, state in self.state.items():
+            state |= {k: zeros(v.shape, v.dtype) for k, v in state.items() if v.ndim}
+            if weight in self._missed:
+                done = self._missed[weight].done
+                self._missed[weight].done = zeros(done.shape, done.dtype)
+
     @property
     def defers(self) -> bool:
         """Returns whether rows have to be brought up to date by `before_look_up`."""

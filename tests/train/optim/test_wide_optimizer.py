@@ -11,8 +11,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import Recommendation
+from dlrm.tasks.recommendation import Recommendation, check_wide
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import wide_optimizer
@@ -113,13 +112,11 @@ def test_the_tables_and_the_rest_train_as_without_it():
             "--wide_optimizer ftrl contradicts --freeze_embeddings",
         ),
         (
-            lambda: Workload.of_run(DLRMConfig(SIZES), 1, FTRL),
+            lambda: check_wide(DLRMConfig(SIZES), "ftrl"),
             "--wide_optimizer ftrl needs --wide, whose weights it updates",
         ),
         (
-            lambda: Workload.of_run(
-                DLRMConfig(SIZES, wide=True, embedding_type="joint_sparse"), 1, FTRL
-            ),
+            lambda: check_wide(DLRMConfig(SIZES, wide=True, embedding_type="joint_sparse"), "ftrl"),
             "--wide_optimizer ftrl needs --embedding_type joint_fused, got joint_sparse",
         ),
     ],

@@ -1,12 +1,12 @@
-"""A training run with rows in a store, killed anywhere, resumes bit for bit."""
+"""A training run with tables in files, killed anywhere, resumes bit for bit."""
 
 import random
 import shutil
 import tempfile
 from pathlib import Path
 
+import mapped_training
 import pytest
-import stored_training
 from killing import Forks, kill_points
 
 pytestmark = pytest.mark.long
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks("stored_training") as started:
+    with Forks("mapped_training") as started:
         yield started
 
 
@@ -28,9 +28,9 @@ def folder():
 
 def kill_and_compare(forks, folder, kills, seed):
     """Kills runs at random calls, each again after it resumes; then lets them finish."""
-    forks.result(stored_training.train, folder / "whole", False)
+    forks.result(mapped_training.train, folder / "whole", False)
     run, chosen = folder / "killed", random.Random(seed)
-    outcome = forks.run(stored_training.train, run, True, below=run)
+    outcome = forks.run(mapped_training.train, run, True, below=run)
     assert not outcome.error, outcome.error
     shutil.rmtree(run)
     points = kill_points(outcome.calls, 1, seed)
@@ -38,11 +38,11 @@ def kill_and_compare(forks, folder, kills, seed):
     while killed < kills:
         for _ in range(2):  # the second kill may hit a run that resumes
             at, half = chosen.choice(points)
-            outcome = forks.run(stored_training.train, run, True, below=run, at=at, half=half)
+            outcome = forks.run(mapped_training.train, run, True, below=run, at=at, half=half)
             assert outcome.killed or not outcome.error, outcome.error
             killed += outcome.killed
-        forks.result(stored_training.train, run, True)
-        forks.result(stored_training.compare, folder / "whole", run)
+        forks.result(mapped_training.train, run, True)
+        forks.result(mapped_training.compare, folder / "whole", run)
         shutil.rmtree(run)
     print(f"{killed} kills, all resumed with the same bits")
 
