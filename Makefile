@@ -77,7 +77,7 @@ test-quick: venv
 
 # The sources in a folder of their own, where other libraries are built. What was built there stays.
 copy = mkdir -p $(1) && rm -rf $(1)/csrc $(1)/tests && git ls-files -zco --exclude-standard | xargs -0 cp -p --parents -t $(1)
-build_in = cd $(1) && DLRM_CUDA=0 DLRM_CXXFLAGS="$(2)" $(abspath $(BIN))/python setup.py -q build_ext --inplace >build.log 2>&1 || { tail -30 build.log; exit 1; }
+build_in = cd $(1) && DLRM_CUDA=0 DLRM_CXXFLAGS="$(2)" $(abspath $(BIN))/python setup.py -q build_ext --inplace >build.log 2>&1 && test -f dlrm/_ops_cpu.so || { tail -30 build.log; exit 1; }
 
 # By hand, never part of .ci/run: an environment of several GB and the quick suite for each Python.
 VERSIONS ?= python3.10 python3.13
