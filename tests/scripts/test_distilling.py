@@ -14,7 +14,7 @@ from dlrm.data.clicks.distilled import Distilled
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
-from dlrm.tasks import click_memory, click_run
+from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -137,8 +137,8 @@ def test_what_cannot_teach_is_refused(command, trained, other_ids, monkeypatch, 
         data=others,
     )
     with monkeypatch.context() as little:
-        little.setattr(click_memory, "host_memory", lambda: (1000, 2000))
-        little.setattr(click_run, "agree_on_memory", lambda *given: None)
+        little.setattr(footprint, "host_memory", lambda: (1000, 2000))
+        little.setattr(click_run, "agree_that_tables_fit", lambda *given: None)
         refused("--distill teacher/step.*its tables need .* are free", teacher)
 
 

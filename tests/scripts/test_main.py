@@ -16,7 +16,7 @@ from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
-from dlrm.tasks import click_memory, click_run
+from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -698,35 +698,23 @@ def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "needed", "free", "proposed"),
-    [  # 383 rows of 4 floats, and Adam's two of each; proposals take 9/10 of the free memory
-        ([], 383 * 48, 383 * 36, "--embedding_optimizer adagrad"),
-        (["--freeze_embeddings"], 383 * 16, 230 * 16, "--max_table_size 77"),  # 53 + 2 n rows
-        (["--mode=test"], 383 * 16, 230 * 16, "--max_table_size 77"),
+    ("arguments", "needed"),
+    [  # 383 rows of 4 floats, and Adam's two of each
+        ([], 383 * 48),
+        (["--freeze_embeddings"], 383 * 16),
+        (["--mode=test"], 383 * 16),
     ],
 )
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(
-    command, monkeypatch, arguments, needed, free, proposed
+    command, monkeypatch, arguments, needed
 ):
     monkeypatch.setattr(click_run, "Recommendation", None)
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (needed, 2**30))
+    monkeypatch.setattr(footprint, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (free, 2**30))
-    with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:
+    monkeypatch.setattr(footprint, "host_memory", lambda: (needed - 1, 2**30))
+    with pytest.raises(ValueError, match=r"the embedding tables need .* on the host.*_files DIR"):
         command(*arguments)
-    assert proposed in str(raised.value)
-    assert "base_device" not in str(raised.value)
-    assert "processes" not in str(raised.value)
-
-
-def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
-    command("--max_steps=1", "--save_checkpoint_path=run")
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (383 * 18, 2**30))
-    with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
-        command("--load_checkpoint_path=run")
-    with pytest.raises(ValueError, match="No other value of one flag"):
-        command("--save_checkpoint_path=run", "--resume")
 
 
 def has_gpus(monkeypatch, count):
@@ -762,7 +750,7 @@ def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(comm
 
     has_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    with pytest.raises(ValueError, match=r"on cuda, .*2 processes with a GPU.*--base_device cpu$"):
+    with pytest.raises(ValueError, match=r"on cuda, .* more processes$"):
         command("--base_device=cuda")
     assert asked == ["cuda"]
 
