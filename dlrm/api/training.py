@@ -352,10 +352,8 @@ def _trained(
     if continued is not None:
         own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
-    with (
-        _teacher(values.get("distill")) as teacher,
-        ClickRun.open(settings, World(device=device), continued) as run,
-    ):
+    with _teacher(values.get("distill")) as teacher:
+        run = ClickRun.open(settings, World(device=device), continued)
         if teacher is not None:
             run.distill(teacher, load_model)
         seed, schedule = run.config.data.seed, run.config.schedule

@@ -112,12 +112,6 @@ class ClickRun(Run):
         """
         return _Opening(values, world, checkpoint, mode, resumable).run()
 
-    def __enter__(self) -> "ClickRun":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     @property
     def data_name(self) -> str:
         """The dataset, for messages."""
@@ -209,18 +203,24 @@ class ClickRun(Run):
         )
 
     def trainer_arguments(self, train: ClickDataset) -> dict[str, Any]:
-        """Returns the arguments of a `Trainer` besides its reports and checkpoints."""
+        """Returns the arguments of a `Trainer` besides its reports and checkpoints.
+
+        Raises:
+            OSError: the directory of --table_files has too little room for the optimizer's state.
+        """
         config, task = self.config, self.task
         one_look_up = train.one_id_each and config.train.gradient_accumulation_steps == 1
         num_steps = config.train.num_steps(len(train))
         schedule = config.schedule
         if self.values["continue_lr"] == CONSTANT:
             schedule = ScheduleConfig(schedule="constant", lr=schedule.lr)
+        with agreed(self.world, OSError):
+            optimizers = task.optimizers(config.optimizers, one_look_up)
         return {
             "task": task,
             "world": self.world,
             "run": self.recorded(),
-            "optimizers": task.optimizers(config.optimizers, one_look_up),
+            "optimizers": optimizers,
             "schedule": schedule.rates(num_steps, len(train)),
             "schedule_restarts": self.values["continue_lr"] == REWARM,
             "config": config.train,
@@ -461,7 +461,7 @@ class _Opening:
         return placement
 
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
-        """Checks that the tables fit, if they are not in files, and that files can hold them."""
+        """Checks that the tables fit in memory, or that they can be in files."""
         config, files = self.config, self.config.step.table_files
         if files is None:
             footprint = Footprint(architecture, config.optimizers if self.trains else None)

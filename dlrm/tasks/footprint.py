@@ -46,37 +46,26 @@ class Footprint:
     config: DLRMConfig
     optimizers: OptimizerConfig | None = None
 
-    @property
-    def trains(self) -> bool:
-        """Returns whether the tables have state of an optimizer."""
-        return self.optimizers is not None and not self.optimizers.freeze_embeddings
-
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
         values = state = 0
         for piece in pieces:
             values += piece.num_bytes()
-            state += piece.num_bytes(self._state_bytes) - piece.num_bytes()
+            state += piece.num_rows * self._state_bytes(piece.width)
             if self.config.wide and piece.columns[0] == 0:
-                wide = piece.of_one_column()
-                values += wide.num_bytes()
-                state += wide.num_bytes(self._wide_state_bytes) - wide.num_bytes()
+                values += piece.of_one_column().num_bytes()
+                state += piece.num_rows * self._state_bytes(1, wide=True)
         return values, state
 
-    def _state_bytes(self, dim: int) -> int:
+    def _state_bytes(self, dim: int, wide: bool = False) -> int:
         """Returns the bytes of the optimizer's state of a row of `dim` values."""
-        if self.optimizers is None or not self.trains:
+        chosen = self.optimizers
+        if chosen is None or chosen.freeze_embeddings:
             return 0
-        l2_of_all = (
-            bool(self.optimizers.embedding_l2) and self.optimizers.embedding_l2_mode == "all"
-        )
-        kind = TABLE_OPTIMIZERS[self.optimizers.embedding_optimizer]
-        return kind.state_bytes(1, dim, l2_of_all)
-
-    def _wide_state_bytes(self, dim: int) -> int:
-        if self.optimizers is None or self.optimizers.wide_optimizer is None or not self.trains:
-            return self._state_bytes(dim)
-        return WIDE_OPTIMIZERS[self.optimizers.wide_optimizer].state_bytes(1, dim)
+        if wide and chosen.wide_optimizer is not None:
+            return WIDE_OPTIMIZERS[chosen.wide_optimizer].state_bytes(1, dim)
+        l2_of_all = bool(chosen.embedding_l2) and chosen.embedding_l2_mode == "all"
+        return TABLE_OPTIMIZERS[chosen.embedding_optimizer].state_bytes(1, dim, l2_of_all)
 
 
 def agree_that_tables_fit(footprint: Footprint, placement: Placement, world: World) -> None:

@@ -11,7 +11,10 @@ from click_runs import Sharded
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
+from dlrm.distributed import OtherRankError
 from dlrm.model.config import DLRMConfig
+from dlrm.scripts.common.dlrm_flags import parse
+from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
@@ -141,10 +144,11 @@ def test_weights_and_state_are_in_files_without_names(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_too_little_room_is_named_before_a_table_is_made(tmp_path, monkeypatch):
-    def full(file, begin, size):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(file, begin, size):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_too_little_room_is_named_before_a_table_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(
         OSError, match=r"files: a table or its .* needs 41,824 bytes, and [\d,]+ are"
@@ -179,3 +183,23 @@ def test_ranks_have_files_of_their_own(ranks, tmp_path):
     )
     assert memory == mapped
     assert memory[0][0] != memory[0][4]
+
+
+def arguments_of(world, folder):
+    """Opens a run whose last rank has room for the tables, and none for the optimizer's state."""
+    flags = ["--dataset_type=synthetic_random", "--synthetic_dataset_table_sizes=400,70,900"]
+    flags += ["--synthetic_dataset_num_entries=64", "--batch_size=8", "--embedding_dim=8"]
+    flags += ["--bottom_mlp_sizes=8", "--top_mlp_sizes=8,1", "--embedding_optimizer=adagrad"]
+    flags += ["--base_device=cpu", f"--table_files={folder}"]
+    run = ClickRun.open(parse(flags), world)
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank:
+            patch.setattr(os, "posix_fallocate", full)
+        run.trainer_arguments(run.own_part().train)
+
+
+def test_all_ranks_end_where_one_has_no_room_for_the_state(ranks, tmp_path):
+    first, last = ranks(2).call(arguments_of, [(tmp_path / "files",)] * 2)
+    assert isinstance(first, OtherRankError)
+    assert isinstance(last, OSError)
+    assert "a table or its optimizer's state needs" in str(last)

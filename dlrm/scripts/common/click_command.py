@@ -78,8 +78,7 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         path = values["load_checkpoint_path"] or values["continue_from"]
         held = held_checkpoint(path, world, newest=values["continue_from"] is not None)
         checkpoint = session.at_the_end.enter_context(held)
-        opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
-        click_run = session.at_the_end.enter_context(opened)
+        click_run = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
         held = held_checkpoint(values["distill"], world)
         if teacher := session.at_the_end.enter_context(held):
             click_run.distill(teacher, load_model)
