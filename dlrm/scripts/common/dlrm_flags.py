@@ -19,7 +19,6 @@ RUNTIMES = {
     "eager": "plain torch",
     "onnx": "ONNX Runtime",
     "torchscript": "traced TorchScript",
-    "aot": "AOTInductor, which takes a minute to compile",
 }
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of `dist_main`: those of NVIDIA's program of June 2020 on several GPUs.

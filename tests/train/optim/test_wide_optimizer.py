@@ -73,7 +73,7 @@ def trained(task, optimizers, steps=20):
     return made
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_zeros_stay_zeros_in_the_exported_model(precision):
     subject = task(wide=True)
     optimizers = OptimizerConfig("adam", "adam", wide_optimizer="ftrl", ftrl_l1=0.15)
