@@ -23,7 +23,7 @@ from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVORS
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
@@ -38,7 +38,6 @@ NAMES = {
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
     "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
-    "optimizers of wide terms": (optim.WIDE_OPTIMIZER_NAMES, WIDE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
     "kinds of tables": (data.TABLE_KINDS, KINDS),

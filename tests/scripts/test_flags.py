@@ -353,7 +353,6 @@ FROZEN = {
     *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),
     *("synthetic_dataset_table_sizes", "synthetic_dataset_use_feature_spec", "synthetic_ids"),
     *("tf32", "warmup", "warmup_factor", "warmup_steps", "warmup_unit", "weight_decay"),
-    *("ftrl_alpha", "ftrl_beta", "ftrl_l1", "ftrl_l2", "wide_optimizer"),
 }
 
 

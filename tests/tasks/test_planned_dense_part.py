@@ -156,12 +156,11 @@ def test_planned_bytes_are_those_that_a_training_holds(layout, kind):
 
 @pytest.mark.parametrize("kind", TABLE_OPTIMIZERS)
 def test_further_state_is_planned(kind):
-    """Statistics of batch norm, the steps that rows have missed, and the sums of FTRL."""
+    """Statistics of batch norm, and the steps that rows have missed."""
     config = config_of(batch_norm=True, wide=True)
     for optimizers in (
         OptimizerConfig(kind, "adam", embedding_l2=0.1),
         OptimizerConfig(kind, "adam", embedding_l2=0.1, embedding_l2_mode="looked_up"),
-        OptimizerConfig(kind, "adam", wide_optimizer="ftrl"),
     ):
         arguments = config, optimizers, WHOLE, 0
         assert planned(*arguments) == held(*arguments)

@@ -140,7 +140,6 @@ CASES = {
     "lists": {"hotness": 3, "slots": 200},
     "mean": {"hotness": 3, "pooling": "mean", "slots": 200},
     "wide": {"wide": True},
-    "ftrl": {"wide": True, "optimizers": {"wide_optimizer": "ftrl", "ftrl_l1": 1e-3}},
     "hashed": {"hash_indices": True, "max_table_size": 250},
     "parts": {"gradient_accumulation_steps": 3},
     "parts-adam": {"gradient_accumulation_steps": 2, "optimizer": "adam", "wide": True},
@@ -151,7 +150,6 @@ CASES = {
     "widths-wide": {
         "field_dims": (4, None, 4),
         "wide": True,
-        "optimizers": {"wide_optimizer": "ftrl"},
     },
     "widths-parts": {
         **{"field_dims": (2, None, 4), "wide": True, "gradient_accumulation_steps": 3},
@@ -180,7 +178,7 @@ def test_bits_are_those_of_memory(case, tmp_path):
 @pytest.mark.parametrize(
     ("case", "first", "then"),
     [
-        *((case, True, True) for case in ("adagrad", "bf16", "wide", "ftrl", "widths-wide")),
+        *((case, True, True) for case in ("adagrad", "bf16", "wide", "widths-wide")),
         ("adagrad", False, True),
         ("adagrad", True, False),
         ("widths", False, True),

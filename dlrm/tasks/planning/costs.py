@@ -187,11 +187,11 @@ class _Share:
     def _row_seconds(self) -> float:
         """Returns the seconds of look-ups, which read, and of updates, which read and write."""
         total, machine, workload = 0.0, self.machine, self.workload
-        for (piece, ids, read, value, wide), batch in self.all:
+        for (piece, ids, read, value, _), batch in self.all:
             rows = batch * ids * piece.num_rows / max(piece.shape[0], 1)
             moved = (read + value) * piece.width
             if workload.optimizer:
-                state = workload.state_bytes(piece.width, wide)
+                state = workload.state_bytes(piece.width)
                 moved += 2 * (4 * piece.width + state) + 2 * value * piece.width
             vectors = 2 * value * piece.width * batch  # copied there and back
             seconds = rows * (2 * machine.row_seconds + moved / machine.row_bandwidth)

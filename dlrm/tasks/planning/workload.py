@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.store.memory import RowKind, least_memory
 from dlrm.tasks.planning.stored import StoredTables
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Workload:
             None: all rows are in memory.
         l2_of_all: an L2 term of the tables counts the steps that each row has missed.
         ema: an EMA of all weights except the tables is kept.
-        wide_optimizer: optimizer of the wide term; None is that of the tables.
     """
 
     config: DLRMConfig
@@ -39,21 +38,14 @@ class Workload:
     table_memory: str | None = None
     l2_of_all: bool = False
     ema: bool = False
-    wide_optimizer: str | None = None
 
     @classmethod
     def of_run(
         cls, config: DLRMConfig, batch_size: int, chosen: OptimizerConfig | None, **further: Any
     ) -> "Workload":
-        """Returns that of a run with these optimizers; None is a run without a training.
-
-        Raises:
-            ValueError: an optimizer is for another architecture; the message names it.
-        """
+        """Returns that of a run with these optimizers; None is a run without a training."""
         tables, mlps, l2_of_all = None, None, False
         if chosen is not None:
-            further = {**further, "wide_optimizer": chosen.wide_optimizer}
-            _check_wide(config, chosen.wide_optimizer)
             tables = None if chosen.freeze_embeddings else chosen.embedding_optimizer
             mlps = None if chosen.freeze_mlps else chosen.mlp_optimizer
             l2_of_all = bool(chosen.embedding_l2) and chosen.embedding_l2_mode == "all"
@@ -99,33 +91,14 @@ class Workload:
         held, wide = [*pieces], list[Piece]()
         if self.config.wide:
             wide = [piece.of_one_column() for piece in held if piece.columns[0] == 0]
-        both = sum(piece.num_bytes(self.state_bytes) for piece in held)
-        both += sum(piece.num_bytes(lambda dim: self.state_bytes(dim, wide=True)) for piece in wide)
+        both = sum(piece.num_bytes(self.state_bytes) for piece in (*held, *wide))
         return sum(piece.num_bytes() for piece in (*held, *wide)), both
 
-    def state_bytes(self, dim: int, wide: bool = False) -> int:
-        """Returns the bytes of the optimizer's state of a row of `dim` values.
-
-        Args:
-            wide: it is one of the wide term.
-        """
+    def state_bytes(self, dim: int) -> int:
+        """Returns the bytes of the optimizer's state of a row of `dim` values."""
         if self.optimizer is None:
             return 0
-        if wide and self.wide_optimizer is not None:
-            return WIDE_OPTIMIZERS[self.wide_optimizer].state_bytes(1, dim)
         return TABLE_OPTIMIZERS[self.optimizer].state_bytes(1, dim, self.l2_of_all)
-
-
-def _check_wide(config: DLRMConfig, optimizer: str | None) -> None:
-    if optimizer is None:
-        return
-    if not config.wide:
-        raise ValueError(f"--wide_optimizer {optimizer} needs --wide, whose weights it updates")
-    if config.embedding_type not in FUSED_TYPES:
-        raise ValueError(
-            f"--wide_optimizer {optimizer} needs --embedding_type joint_fused, got "
-            f"{config.embedding_type}"
-        )
 
 
 class TableBytes(NamedTuple):
