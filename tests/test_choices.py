@@ -11,7 +11,6 @@ from dlrm.data.transform import fields
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS
 from dlrm.ops import library as products
 from dlrm.scripts.checkpoint import flags as checkpoint
 from dlrm.scripts.common.dlrm_flags import RUNTIMES
@@ -31,7 +30,6 @@ NAMES = {
         choices.INTERACTION_NAMES,
         (*INTERACTIONS, choices.DCN, choices.QUADRATIC),
     ),
-    "numerical embeddings": (choices.NUMERICAL_KINDS, ("none", *NUMERICAL_EMBEDDINGS)),
     "poolings of operators": (choices.POOLINGS, ops.POOLINGS),
     "poolings of datasets": (choices.POOLINGS, bags.POOLINGS),
     "bins": ((choices.MAX_BINS,), (fields.MAX_BINS,)),

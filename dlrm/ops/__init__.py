@@ -50,7 +50,6 @@ from dlrm.ops.mlp import (
 )
 from dlrm.ops.network import Rows, network, network_gradients, network_gradients_reference
 from dlrm.ops.piecewise_linear import (
-    edges_up_to,
     piecewise_linear,
     piecewise_linear_reference,
     piecewise_tables,
@@ -90,7 +89,6 @@ __all__ = [
     "dot_interaction",
     "dot_interaction_reference",
     "dropout",
-    "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
     "item_weights",

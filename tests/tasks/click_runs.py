@@ -3,7 +3,6 @@
 import functools
 from typing import NamedTuple
 
-import own_layers  # noqa: F401  # whose layers `parts` may name
 import pytest
 import torch
 

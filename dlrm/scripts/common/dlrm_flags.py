@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, UsageError, Values
-from dlrm.model.layers.choices import check_layer, ensemble_kinds, interaction_names
+from dlrm.model.layers.choices import ensemble_kinds, interaction_names
 from dlrm.settings import setting
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
 from dlrm.tasks.presets import DLRM_PRESETS
@@ -151,8 +151,6 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
         raise
     interaction_names(values["interaction_op"])
     ensemble_kinds(values["ensemble"])
-    for name in ("numerical_embedding", "top_mlp"):
-        check_layer(name, values[name])
     values = Values(dict(sorted(values.items())), values.given)
     values = values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {})
     return _with_switches(_with_preset(values))
