@@ -14,7 +14,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 _GIB = 2**30
 
@@ -60,7 +60,7 @@ class Footprint:
             if self.config.wide and piece.columns[0] == 0:
                 wide = piece.of_one_column()
                 values += wide.num_bytes()
-                state += wide.num_bytes(self._wide_state_bytes) - wide.num_bytes()
+                state += wide.num_bytes(self._state_bytes) - wide.num_bytes()
         return values, state
 
     def _state_bytes(self, dim: int) -> int:
@@ -72,11 +72,6 @@ class Footprint:
         )
         kind = TABLE_OPTIMIZERS[self.optimizers.embedding_optimizer]
         return kind.state_bytes(1, dim, l2_of_all)
-
-    def _wide_state_bytes(self, dim: int) -> int:
-        if self.optimizers is None or self.optimizers.wide_optimizer is None or not self.trains:
-            return self._state_bytes(dim)
-        return WIDE_OPTIMIZERS[self.optimizers.wide_optimizer].state_bytes(1, dim)
 
 
 def agree_that_tables_fit(footprint: Footprint, placement: Placement, world: World) -> None:
