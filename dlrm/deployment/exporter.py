@@ -24,13 +24,11 @@ from dlrm.deployment.serving import Serving
 from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
-from dlrm.model.layers.own import own_layers
 from dlrm.remote.cache import with_uris
 from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load
 from dlrm.serving.network.compare import Agreement, agreement, score_rows
 from dlrm.serving.network.exportable import example_like, exportable
-from dlrm.serving.network.platforms import write_network
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
 from dlrm.serving.rows.inputs import Inputs
@@ -339,8 +337,7 @@ def _write_version(directory: Path, export: Export) -> list[str]:
         export.predictor.recalibration,
     )
     platform = serving.runs_on
-    own = own_layers(export.predictor.model)
-    write_network(platform, module, example_like(inputs), directory, own)
+    platform.write(module, example_like(inputs), directory)
     if platform.script:
         if serving.raw:
             _write_transform(directory, export)

@@ -1,18 +1,15 @@
 """The exported network gives the scores of the trained one, on every platform."""
 
 import numpy as np
-import own_layers
 import pytest
 import torch
 
-import dlrm
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.model.layers.own import own_layers as own_layers_of
 from dlrm.serving.network.exportable import example_like, exportable
-from dlrm.serving.network.platforms import PLATFORMS, write_network
+from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
@@ -39,8 +36,6 @@ UNEQUAL = {
 PARTS = [  # parts other than dots and MLPs, alone and together
     {"wide": True},
     {"numerical_embedding": "piecewise", "numerical_bins": 5},
-    {"numerical_embedding": "bins", "numerical_bins": 7},
-    {"numerical_embedding": "periodic", "numerical_frequencies": 3},
     {"interaction_op": "dcn"},
     {"interaction_op": "dcn,dot", "cross_rank": 4},
     {"interaction_op": "dcn", "cross_structure": "parallel"},
@@ -68,7 +63,7 @@ def network(**others):
     if model.wide is not None:
         with torch.no_grad():
             model.wide.weight.copy_(torch.randn(model.wide.weight.shape, generator=random))
-    if config.numerical_embedding in ("piecewise", "bins"):
+    if config.numerical_embedding == "piecewise":
         counts = (6, 1, 2, 3, 4)
         edges = [torch.randn(n, generator=random).sort().values.numpy() for n in counts]
         model.numerical_embedding.set_edges(edges)
@@ -130,7 +125,6 @@ def assert_close(found, expected, tolerance=1e-5):
         {"table_sizes": SIZES[:1]},
         {"table_sizes": SIZES[:6]},
         *PARTS,
-        {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2},
         {**PARTS[-1], "hash_indices": True, "max_table_size": 20},
         {"ensemble": 2, "interaction_op": "dot", "table_sizes": SIZES[:6]},
     ],
@@ -236,15 +230,12 @@ def test_attended_lists_are_written(tmp_path, platform, lists):
     assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
 
 
-OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}
-
-
 @pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize(
     "others",
     [
         *(parts for parts in PARTS if parts not in (TOGETHER, UNEQUAL)),
-        *(pytest.param(parts, marks=pytest.mark.slow) for parts in (TOGETHER, UNEQUAL, OWN_PARTS)),
+        *(pytest.param(parts, marks=pytest.mark.slow) for parts in (TOGETHER, UNEQUAL)),
     ],
     ids=lambda others: " ".join(map(str, others.values())),
 )
@@ -257,25 +248,6 @@ def test_every_part_is_written(tmp_path, platform, others):
         numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
         inputs = Inputs(numerical, ids)
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
-
-
-@dlrm.register_interaction("variadic")
-class Variadic(torch.nn.Module):
-    """Its arguments are a list of any length, which a script has not."""
-
-    def __init__(self, num_vectors, dim):
-        super().__init__()
-
-    def forward(self, *vectors):
-        return vectors[0]
-
-
-def test_a_layer_that_a_platform_cannot_express_is_named(tmp_path):
-    model = network(interaction_op="cat,variadic")
-    exported = exportable(model, quantize_tables(model, "fp32"), example())
-    own, expected = own_layers_of(model), "interaction_op variadic .Variadic.: .* ts-trace"
-    with pytest.raises(ValueError, match=f"^scripted TorchScript cannot express .* {expected}"):
-        write_network(PLATFORMS["ts-script"], exported, example_like(example()), tmp_path, own)
 
 
 def test_several_packed_ensembles_average_their_logits():

@@ -160,7 +160,7 @@ def test_missed_steps_of_l2_reach_the_rows_of_every_width():
 @pytest.mark.parametrize(
     "run",
     [
-        Run(optimizer="adam", parts=(WIDTHS, ("wide", True)), ftrl_l1=1e-3),
+        Run(optimizer="adam", parts=(WIDTHS, ("wide", True))),
         Run(hotness=4, parts=(WIDTHS,)),
         Run(optimizer="adagrad", accumulate=2, embedding_dtype="bf16", parts=(WIDTHS,)),
         Run(optimizer="adam", l2=0.1, hotness=3, parts=(WIDTHS, ("wide", True))),

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, Values
-from dlrm.model.layers.choices import check_layer, ensemble_kinds, interaction_names
+from dlrm.model.layers.choices import ensemble_kinds, interaction_names
 from dlrm.settings import setting
 from dlrm.tasks.config import CLICK_CONFIGS
 
@@ -104,6 +104,4 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     values = (flags or make_flags()).parse(arguments)
     interaction_names(values["interaction_op"])
     ensemble_kinds(values["ensemble"])
-    for name in ("numerical_embedding", "top_mlp"):
-        check_layer(name, values[name])
     return Values(dict(sorted(values.items())), values.given)

@@ -5,7 +5,7 @@ as id 0, unknown.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.mlp import without_norms
-from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.model.score import Score
 from dlrm.serving.network.quantize import wide_rows
@@ -91,10 +90,8 @@ class _Score(nn.Module):
         super().__init__()
         self.interact, columns = trained.interact.exportable()
         self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
-        self.top_mlp = nn.Sequential(*_plain_layers(trained.top_mlp))
-        if columns is not None and any(isinstance(one, OwnLayer) for one in trained.top_mlp):
-            self.interact = _InOrder(self.interact, columns, trained.interact.width)
-        elif columns is not None and len(self.top_mlp):
+        self.top_mlp = nn.Sequential(*without_norms(trained.top_mlp))
+        if columns is not None and len(self.top_mlp):
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
         elif columns is not None:
             crossed = range(trained.interact.width, trained.output.in_features)
@@ -332,33 +329,6 @@ class _Lookup(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return F.embedding(rows, self.values).float()
-
-
-class _InOrder(nn.Module):
-    """The exported form of an interaction, with the columns of the trained one.
-
-    Args:
-        interact: the exported form.
-        columns: see `Interaction.exportable`.
-        width: columns of the trained one; those that `columns` lacks are zero.
-    """
-
-    def __init__(self, interact: nn.Module, columns: list[int], width: int) -> None:
-        super().__init__()
-        self.interact = interact
-        places = {column: place for place, column in enumerate(columns) if column >= 0}
-        zero = len(columns)
-        self.places: Tensor
-        chosen = torch.tensor([places.get(column, zero) for column in range(width)])
-        self.register_buffer("places", chosen)
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        return F.pad(self.interact(dense, embeddings), (0, 1)).index_select(1, self.places)
-
-
-def _plain_layers(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the layers of an MLP, without norms and with a user's own modules as they are."""
-    return without_norms(one.module if isinstance(one, OwnLayer) else one for one in layers)
 
 
 def _wide_weights(model: DLRM, tables: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -145,37 +145,6 @@ class TorchScript(Platform):
             return module(*map(torch.from_numpy, arrays)).numpy()
 
         return score
-
-
-def write_network(
-    platform: Platform,
-    module: "nn.Module",
-    example: "tuple[Tensor, ...]",
-    directory: Path,
-    own_layers: Sequence[str] = (),
-) -> None:
-    """Writes a network by a platform; arguments and errors are those of `Platform.write`.
-
-    Args:
-        own_layers: the layers in it that are not of this package.
-
-    Raises:
-        ValueError: the platform cannot write a network with such layers; the message names them.
-    """
-    try:
-        platform.write(module, example, directory)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:
-        if not own_layers:
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"{platform.help} cannot express this model with its own layers, "
-            f"{', '.join(own_layers)}: {reason}. Write their forward in tensor operations without "
-            "decisions by values, or choose another of the platforms "
-            f"{', '.join(name for name in PLATFORMS if name != platform.name)}"
-        ) from error
 
 
 def _dynamic(example: "tuple[Tensor, ...]") -> tuple[dict, ...]:
