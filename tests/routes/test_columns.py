@@ -9,11 +9,14 @@ import forked
 import numpy as np
 import pyarrow as pa
 import pytest
-from routes_testing import FILES, FRAMES, ROWS
+import routes_testing
+from routes_testing import FILES, FRAMES, RAW, ROWS, fitted, ids_of, inputs_of, numbers_of
 from tables_testing import prepare
 
 import dlrm
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.stages.options import IncrementConfig
 
 NAN = float("nan")
 TABLES = ("arrow", "pandas", "objects", "polars")
@@ -103,6 +106,47 @@ def test_nan_of_a_category_scores_as_a_missing_value(route, kind, tmp_path):
     for other in (*TABLES, "csv", "polars csv", "json", "parquet", *IN_PYTHON):
         found = scores(model, rows, other, tmp_path)
         np.testing.assert_array_equal(found, [expected, known, expected], err_msg=other)
+
+
+BESIDE = [("csv", str), ("json", str), ("parquet", str), ("pandas", str)]
+BESIDE += [(route, float) for route in ("csv", "polars csv", "json", "parquet", "pandas", "arrow")]
+
+
+@pytest.mark.parametrize(("route", "kind"), BESIDE)
+def test_nan_beside_numbers_alone_gets_no_id(route, kind, tmp_path):
+    numbers = [1.5, NAN, 2.5, NAN, 1.5, NAN, NAN, 1.5] * 5
+    table = {"c": [*map(kind, numbers)], "d": ["a", "nan", "a", "nan", "a"] * 8, "y": [0, 1] * 20}
+    count = {"column": "c", "encodings": [{"kind": "count", "transform": "none"}]}
+    crosses = [{"fields": names, "frequency_limit": 1} for names in (["c", "d"], ["d", "c"])]
+    schema = {"label": "y", "categorical": [count, "d"], "crosses": crosses}
+    transform = fitted(schema, table, route, tmp_path)
+    both = [pair for pair in zip(numbers, table["d"], strict=True) if pair[0] == pair[0]]
+    made = {f"{c} & {d}": both.count((c, d)) for c, d in both}
+    in_order = sorted(made, key=lambda text: (-made[text], text))
+    found = [dictionary.values() for dictionary in transform.dictionaries]
+    assert found[:3] == [["1.5", "2.5"], ["a", "nan"], in_order]
+    assert sorted(found[3]) == sorted(" & ".join(t.split(" & ")[::-1]) for t in in_order)
+    rows = {"c": [NAN, 1.5, 2.5, NAN], "d": ["a"] * 4}
+    scored = ("dicts", "lines", "cells", "pandas", "csv", "polars csv", "json", "parquet", RAW)
+    paths = routes_testing.written(rows, tmp_path, scored)
+    for other in scored:
+        parts = inputs_of(transform, rows, other, paths)
+        assert ids_of(transform, parts, "c") == [0, 1, 2, 0], other
+        counts = np.log1p([20, 15, 5, 20]).astype(np.float16)
+        np.testing.assert_array_equal(numbers_of(transform, parts, "c_count"), counts, other)
+
+
+def test_nan_of_a_later_day_is_a_value_beside_texts_alone(tmp_path):
+    schema, before = {"label": "y", "categorical": ["c", "d"]}, {"day": "1"}
+    days = [([1.5, NAN], ["a", "b"]), ([2.5, NAN], [2.5, NAN])]
+    for day, (c, d) in enumerate(days):
+        path = written({"c": c * 10, "d": d * 10, "y": [0, 1] * 10}, "csv", tmp_path)
+        prepare(schema, [path], tmp_path / str(day), increment=IncrementConfig(**before))
+        before = {"extend": tmp_path / str(day)}
+    transform = Transform.load(tmp_path / "1" / "transform")
+    found = [dictionary.values() for dictionary in transform.dictionaries]
+    assert found == [["1.5", "2.5"], ["a", "b", "2.5", "nan"]]
+    assert [day["forgotten"] for day in transform.increment.days] == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("route", [*TABLES, "parquet", "ipc"])

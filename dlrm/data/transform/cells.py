@@ -33,7 +33,8 @@ from dlrm.data.transform.values import (
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
-_NAN = hash_texts(TextColumn.from_bytes([b"nan", b"NaN", b"NAN"]))
+NAN = ("nan", "NaN", "NAN")
+KEYS_OF_NAN = hash_texts(TextColumn.from_bytes([text.encode() for text in NAN]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -121,7 +122,7 @@ class FieldKeys:
 
     def _are_nan(self, hashes: np.ndarray, kind: str) -> np.ndarray:
         """Returns a mask of texts of NaN, which are no values in a field of numbers."""
-        nan = np.isin(hashes, _NAN)
+        nan = np.isin(hashes, KEYS_OF_NAN)
         if kind == NUMBER or self.field.type == "integer" or not nan.any():
             return nan
         return nan & (self._known is not None and self._known.are_numbers)

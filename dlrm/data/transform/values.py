@@ -39,6 +39,7 @@ _PERIOD = re.compile(
 )
 _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+NUMBER_OR_NAN = re.compile(rf"(?:{_NUMBER.pattern}|(?i:nan))", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
 _LONGEST_NUMBER = 25  # characters of a number with an exponent
@@ -288,8 +289,7 @@ class KnownTexts:
     @cached_property
     def are_numbers(self) -> bool:
         """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
-        others = (text for text in self._every if text.lower() != "nan")
-        return self._typed or (bool(self._seen) and all(map(_NUMBER.fullmatch, others)))
+        return self._typed or (bool(self._seen) and all(map(NUMBER_OR_NAN.fullmatch, self._every)))
 
     @property
     def _every(self) -> Iterator[str]:
