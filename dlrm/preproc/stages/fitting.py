@@ -249,8 +249,9 @@ def _without_nan(
             missing[cross.column] = "|".join(patterns)
     names = [fields[0].column for fields in schema.dictionaries().values()]
     names += [field.column for _, field in schema.encoded]
-    patterns = [*map(missing.get, names), *[None] * (len(columns) - len(names))]
-    return [c._replace(missing=one) for c, one in zip(columns, patterns, strict=True)]
+    of_bins = columns[len(names) :]
+    made = zip(columns, names, strict=False)
+    return [*(column._replace(missing=missing.get(name)) for column, name in made), *of_bins]
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:
