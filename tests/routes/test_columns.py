@@ -110,6 +110,7 @@ def test_nan_of_a_category_scores_as_a_missing_value(route, kind, tmp_path):
         np.testing.assert_array_equal(found, [expected, known, expected], err_msg=other)
 
 
+FILES_OF_C = {"cat_0": np.int8, "numerical": np.float16}
 BESIDE = [("csv", str), ("json", str), ("parquet", str), ("pandas", str)]
 BESIDE += [(route, float) for route in ("csv", "polars csv", "json", "parquet", "pandas", "arrow")]
 
@@ -128,13 +129,16 @@ def test_nan_beside_numbers_alone_gets_no_id(route, kind, tmp_path):
     found = [dictionary.values() for dictionary in transform.dictionaries]
     assert found[:3] == [["1.5", "2.5"], ["a", "nan"], in_order]
     assert sorted(found[3]) == sorted(" & ".join(t.split(" & ")[::-1]) for t in in_order)
+    counts = np.log1p([20, 15, 5, 20]).astype(np.float16)
+    folder = tmp_path / f"dataset of {route}" / "train"
+    ids, values = (np.fromfile(folder / f"{n}.bin", kind) for n, kind in FILES_OF_C.items())
+    assert set(zip(ids.tolist(), values.tolist(), strict=True)) == set(enumerate(counts[:3]))
     rows = {"c": [NAN, 1.5, 2.5, NAN], "d": ["a"] * 4}
     scored = ("dicts", "lines", "cells", "pandas", "csv", "polars csv", "json", "parquet", RAW)
     paths = routes_testing.written(rows, tmp_path, scored)
     for other in scored:
         parts = inputs_of(transform, rows, other, paths)
         assert ids_of(transform, parts, "c") == [0, 1, 2, 0], other
-        counts = np.log1p([20, 15, 5, 20]).astype(np.float16)
         np.testing.assert_array_equal(numbers_of(transform, parts, "c_count"), counts, other)
 
 

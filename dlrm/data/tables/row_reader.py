@@ -71,6 +71,7 @@ class RowReader:
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
         texts: for rows of a table to fit, which may have ids of any size: whether to return texts,
             which counts need. None is for other rows, and returns texts without a transform.
+        numbers: the transform that was fitted to the very rows, which says where NaN is no value.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -85,12 +86,17 @@ class RowReader:
         inputs_only: bool = False,
         fitted: Transform | None = None,
         texts: bool | None = None,
+        numbers: Transform | None = None,
     ) -> None:
         self.schema, self.labeled, self.inputs_only = schema, labeled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
         self._keys_of = [
-            FieldKeys(field, schema.missing_of(field))
+            FieldKeys(
+                field,
+                schema.missing_of(field),
+                numbers=None if numbers is None else numbers.known_texts(place),
+            )
             if fitted is None or (texts is not None and field.type == "id")
             else fitted.keys[place]
             for place, field in enumerate(schema.categorical)

@@ -45,6 +45,7 @@ class FieldKeys:
     Args:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
+        numbers: those by which only NaN is read: as missing, if all others are numbers.
         cardinality: for the type "id", rows of the table; None is that of the field, or the most.
 
     Attributes:
@@ -57,8 +58,9 @@ class FieldKeys:
         missing_values: Collection[str],
         known: KnownTexts | None = None,
         cardinality: int | None = None,
+        numbers: KnownTexts | None = None,
     ) -> None:
-        self.field, self._known = field, known
+        self.field, self._known, self._numbers = field, known, numbers or known
         self._cardinality = cardinality or field.cardinality
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
@@ -131,7 +133,7 @@ class FieldKeys:
         nan = np.isin(hashes, KEYS_OF_NAN)
         if kind == NUMBER or self.field.type == "integer" or not nan.any():
             return nan
-        return nan & (self._known is not None and self._known.are_numbers)
+        return nan & (self._numbers is not None and self._numbers.are_numbers)
 
     def _note_inexact(
         self,
