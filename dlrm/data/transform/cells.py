@@ -73,8 +73,8 @@ class FieldKeys:
         elif field.type in ("integer", "id"):
             self.missing = _missing_integers(missing_values)
         else:
-            numbers, bad = read_hexadecimal(column)
-            self.missing = numbers.values[~bad & ~numbers.missing]
+            parsed, bad = read_hexadecimal(column)
+            self.missing = parsed.values[~bad & ~parsed.missing]
 
     def of_texts(
         self,
