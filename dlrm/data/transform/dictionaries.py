@@ -23,7 +23,7 @@ class Counts(NamedTuple):
 
     Attributes:
         keys: ascending numbers, uint32 or uint64.
-        counts: the occurrences of each, or `[keys, cells]` of the sums for each.
+        counts: the occurrences of each.
         texts: an Arrow array of the texts that the keys are hashes of; None for plain numbers.
     """
 
@@ -52,8 +52,7 @@ def merge_counts(parts: Sequence[Counts]) -> Counts:
         ValueError: two texts have one key; the message names them.
     """
     keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
-    cells = parts[0].counts.shape[1:] if parts else ()
-    counts = np.concatenate([np.empty((0, *cells), np.int64), *(part.counts for part in parts)])
+    counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
@@ -346,18 +345,16 @@ class Identity(Dictionary):
         return id
 
 
-def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Maps an array of a transform, of one dimension unless a shape is given.
+def load_array(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Maps an array of a transform, of one dimension.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
     """
     array = _mapped(path)
-    fits = array.ndim == 1 if shape is None else array.shape == shape
-    if not fits or array.dtype != dtype:
-        expected = "one dimension" if shape is None else f"shape {list(shape)}"
+    if array.ndim != 1 or array.dtype != dtype:
         raise ValueError(
-            f"{path}: expected {expected} of type {dtype}, got shape {list(array.shape)} of "
+            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
             f"type {array.dtype}"
         )
     return array

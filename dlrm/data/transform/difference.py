@@ -147,7 +147,6 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
         kinds = {False: "named columns", True: "fields of a log"}
         yield from _unequal("kind", kinds[model.is_log], kinds[here.is_log])
         return
-    yield from _of_encodings(model, here)
     yield from _of_schemas(model, here)
     if extended:  # the model's scores are corrected for its share
         yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
@@ -168,23 +167,6 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
 def _name(kind: str, column: str) -> str:
     """Returns the name of a field in messages; those of logs begin with their kind."""
     return column if column.startswith(f"{kind} ") else f"{kind} {column}"
-
-
-def _of_encodings(model: Transform, here: Transform) -> Iterator[str]:
-    """Yields the fields with different encodings."""
-    if not model.encoded or not here.encoded:
-        return
-    both = []
-    for side in (model, here):
-        crcs = side.checksums()[len(side.dictionaries) :]
-        pairs = zip(side.schema.encoded, crcs, strict=True)
-        both.append({field.column: (field.encodings, crc) for (_, field), crc in pairs})
-    for column in filter(both[1].__contains__, both[0]):
-        (theirs, their_checksums), (ours, our_checksums) = (encodings[column] for encodings in both)
-        kinds = [", ".join(encoding.kind for encoding in encodings) for encodings in (theirs, ours)]
-        yield from _unequal(f"encodings of {column}", *kinds)
-        if kinds[0] == kinds[1] and their_checksums != our_checksums:
-            yield f"encodings of {column}: other numbers for its values"
 
 
 def _common_fields(model: Transform, here: Transform) -> Iterator[tuple[int, int]]:
@@ -228,7 +210,7 @@ def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
     fields = [
         {
             field.column: (field, fitted)
-            for field, fitted in zip(side.schema.numerical_features, side.numerical, strict=True)
+            for field, fitted in zip(side.schema.numerical, side.numerical, strict=True)
         }
         for side in (model, here)
     ]

@@ -8,8 +8,6 @@ transform.json      for logs: the number of columns, the rule for numbers, the l
 dictionary_<i>.npy  uint32 or uint64 keys of dictionary i in the order of their ids
 texts_<i>.npy       for strings, their concatenated bytes
 ends_<i>.npy        the end of each string
-encoded_keys_<i>.npy, encoded_values_<i>.npy
-                    of the i-th field with encodings; see `encodings.Encoded`
 """
 
 import hashlib
@@ -24,7 +22,6 @@ from dlrm.data.transform.dictionaries import (
     FrequencyLimit,
     segments_of,
 )
-from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.logs import log_schema, rule_of
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
@@ -44,7 +41,7 @@ class Increment(NamedTuple):
 
     Attributes:
         day: the day, a number, a date or an hour.
-        numerics: "keep" or "refit", for bins, means and encodings.
+        numerics: "keep" or "refit", for bins and means.
         days: facts of each day, the last being its own. `transform` is the digest of an earlier
             day's facts file; `new`, `candidates` and `forgotten` are numbers of values by
             dictionary. `admission_probability` is there if it is above 0.
@@ -96,18 +93,13 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         "numerical": [statistics.to_dict() for statistics in transform.numerical],
         "dictionaries": [
             {"size": len(dictionary), "crc32": crc} | _segments(dictionary)
-            for dictionary, crc in zip(transform.dictionaries, crcs, strict=False)
+            for dictionary, crc in zip(transform.dictionaries, crcs, strict=True)
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
         "keep_negatives": transform.keep_negatives,
         "kinds": list(transform.kinds),
     }
-    if transform.encoded:
-        facts["encodings"] = [
-            {"size": len(encoded.keys), "crc32": crc}
-            for encoded, crc in zip(transform.encoded, crcs[-len(transform.encoded) :], strict=True)
-        ]
     if transform.increment is not None:
         facts["increment"] = transform.increment.to_dict()
     text = json.dumps(facts, indent=1, ensure_ascii=False)
@@ -153,22 +145,16 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         Dictionary.load(directory, place, entry["size"], kind, _sizes(entry))
         for place, (entry, kind) in enumerate(zip(facts["dictionaries"], types, strict=True))
     ]
-    if len(numerical) != (expected := len(schema.numerical_features)):
+    if len(numerical) != (expected := len(schema.numerical)):
         raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
-    of_encodings = facts.get("encodings", [])
-    encoded = [
-        Encoded.load(directory, place, entry["size"], len(field.encodings))
-        for place, (entry, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
-    ]
     kinds = texts_in(facts["kinds"])
     if len(kinds) != len(schema.categorical):
         raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
-    crcs = [entry["crc32"] for entry in [*facts["dictionaries"], *of_encodings]]
+    crcs = [entry["crc32"] for entry in facts["dictionaries"]]
     lengths = [
         {"string": 3, "id": 0}.get(kind, 1) * len(segments_of(dictionary))
         for kind, dictionary in zip(types, dictionaries, strict=True)
     ]
-    lengths += [2] * len(encoded)
     for length, crc in zip(lengths, crcs, strict=True):
         if not isinstance(crc, list) or len(crc) != length:
             raise ValueError(f"expected {length} checksums, got {brief(crc)}")
@@ -179,7 +165,6 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "negatives": facts["negatives"],
         "columns": texts_in(facts["columns"]),
         "keep_negatives": float(facts["keep_negatives"]),
-        "encoded": encoded,
         "kinds": kinds,
         "crcs": crcs,
         "directory": directory,

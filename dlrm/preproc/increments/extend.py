@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
-from dlrm.data.transform.dictionaries import Dictionary, checksum, segments_of
-from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.dictionaries import Dictionary, segments_of
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import canonical_text
-from dlrm.files import link_or_copy, write_atomically
+from dlrm.files import write_atomically
 from dlrm.manifest import read_manifest
 from dlrm.preproc.increments.candidates import Admission, bytes_of, quotas
 from dlrm.preproc.increments.known import FROZEN, GROWS, KEPT, OTHER, KnownValues
@@ -28,7 +27,6 @@ from dlrm.preproc.stages.fitting import (
     fit_counted,
     numbers_of,
     shared_out,
-    with_totals,
 )
 from dlrm.preproc.stages.options import day_number
 from dlrm.preproc.stages.stage import PreparationRun
@@ -77,10 +75,10 @@ def extend(
         )
     _check_labels(growth, schema, facts.negatives)
     places = list(schema.dictionaries().values())
-    columns = with_totals(counted_columns(schema), counted)
+    columns = counted_columns(schema)
     known = _known(run, growth, columns)
     kept = [
-        column._replace(kind="kept", encoded=None)
+        column._replace(kind="kept")
         if role == KEPT or (role == FROZEN and growth.parent is not None)
         else column
         for role, column in zip(known.roles, columns, strict=True)
@@ -119,12 +117,11 @@ def extend(
     of_place = {int(place): made for part in parts for place, made in part.items()}
     made = [of_place[place] for place in range(len(places))]
     linked = {name: source for one in made for name, source in one["linked"].items()}
-    linked |= _link_encodings(run, growth, grown, directory, lookups)
     run.work.share(lookups, keep=False)
     run.work.finish("linked", _checksums(growth, linked))
     for one, result in zip(made, results, strict=False):
         one["greatest"] = result  # of ids
-    fitted = None if growth.keeps_numerics else numbers_of(run, counted, results, directory)
+    fitted = None if growth.keeps_numerics else numbers_of(run, counted, results)
     return _transform(run, growth, facts, made, fitted, {"rows": num_rows, "content": content})
 
 
@@ -209,33 +206,6 @@ def _segment_job(
     return SegmentJob(kinds, *of_parent, known, new, left, rooms, *folders)
 
 
-def _link_encodings(
-    run: PreparationRun, growth: "Growth", grown: Path, directory: Path, lookups: Path
-) -> dict[str, str]:
-    """Links the files of encodings, and the lookups that training rows need, to their places."""
-    schema, linked = run.options.schema, {}
-    names = [
-        f"encoded_{name}_{place}.npy"
-        for place in range(len(schema.encoded))
-        for name in ("keys", "values")
-    ]
-    source = grown
-    if growth.keeps_numerics and growth.parent is not None:
-        source = growth.parent.transform
-        linked = {f"{layout.TRANSFORM}/{name}": f"{layout.TRANSFORM}/{name}" for name in names}
-    pairs = [(source / name, directory / name) for name in names]
-    if not growth.keeps_numerics:
-        first = len(schema.dictionaries())
-        for place in range(len(schema.encoded)):
-            files = [f"{name}_{first + place}" for name in ("hashes", "ids", "directory")]
-            files += [f"folds_{place}.npy"] if (grown / f"folds_{place}.npy").exists() else []
-            pairs += [(grown / name, lookups / name) for name in files]
-    for path, target in pairs:
-        target.unlink(missing_ok=True)
-        link_or_copy(str(path), str(target))
-    return linked
-
-
 def _checksums(growth: "Growth", linked: dict[str, str]) -> dict[str, str]:
     """Returns the checksums of the files that are the parent's, from its manifest."""
     if growth.parent is None:
@@ -249,12 +219,12 @@ def _transform(
     growth: "Growth",
     facts: TransformFacts,
     made: Sequence[dict[str, Any]],
-    fitted: tuple[list[Fitted], list[Encoded]] | None,
+    numbers: list[Fitted] | None,
     own: dict[str, Any],
 ) -> Transform:
     """Makes and saves the transform, and the file that is last in `chain/`.
 
-    Without `fitted` numbers, those of the parent are kept.
+    Without `numbers`, those of the parent are kept.
     """
     schema, parent = run.options.schema, growth.parent
     directory = run.work.output / layout.TRANSFORM
@@ -271,17 +241,9 @@ def _transform(
         if kind != "id" and not any(field.hash_buckets for field in fields):
             one["forgotten"] += max(enough - new[-1], 0)  # beyond max_ids
     crcs = [one["crcs"] for one in made]
-    if fitted is not None:
-        numbers, encoded = fitted
-        crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
-    else:
+    if numbers is None:
         assert parent is not None
         numbers = parent.fitted.numerical
-        crcs += parent.fitted.checksums()[len(made) :]
-        encoded = [
-            Encoded.load(directory, place, len(one.keys), one.values.shape[1])
-            for place, one in enumerate(parent.fitted.encoded)
-        ]
     own |= {"new": new}
     own |= {name: [one[name] for one in made] for name in ("candidates", "forgotten")}
     if chance := growth.config.admission_probability:
@@ -297,7 +259,6 @@ def _transform(
         facts.negatives,
         facts.columns,
         facts.keep_negatives,
-        encoded,
         crcs,
         increment=growth.increment(own),
     )

@@ -72,7 +72,7 @@ class Growth:
 
     @property
     def keeps_numerics(self) -> bool:
-        """Returns whether bins, means and encodings are those of the parent."""
+        """Returns whether bins and means are those of the parent."""
         return self.parent is not None and self.config.numerics == "keep"
 
     def lent(self, work: WorkFolder) -> "Growth":

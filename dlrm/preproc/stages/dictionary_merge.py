@@ -4,7 +4,6 @@ A task holds at most its split, its bucket or `_SORTED_AT_ONCE` values of a colu
 in mapped files.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -34,28 +33,26 @@ from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.division import bucket_of
-from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.remote.task_files import read_ranges, shared
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
+_VALUE_BYTES = 8 + 8  # of a key and its count
 
 
 def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     """Writes the counts of columns by buckets of their values."""
     owners = [bucket_of(spread(column.keys), buckets) for column in columns]
-    contents, counts = [], np.zeros((buckets, len(columns), 4), np.int64)
+    contents, counts = [], np.zeros((buckets, len(columns), 3), np.int64)
     for bucket in range(buckets):
         pieces = []
         for i, (column, owner) in enumerate(zip(columns, owners, strict=True)):
             mine = owner == bucket
-            keys, occurrences = column.keys[mine], column.counts[mine]
-            cells = 0 if occurrences.ndim == 1 else occurrences.shape[1]
-            occurrences = occurrences.astype(np.int64 if cells else np.uint32)
+            keys, occurrences = column.keys[mine], column.counts[mine].astype(np.uint32)
             lengths, texts = _text_bytes(column.texts, np.flatnonzero(mine))
             text_bytes = -1 if column.texts is None else len(texts)
-            counts[bucket, i] = len(keys), keys.itemsize, text_bytes, cells
+            counts[bucket, i] = len(keys), keys.itemsize, text_bytes
             pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
@@ -102,7 +99,7 @@ def merge_bucket(
             merged = merge_counts(counts)
             enough = None if divide is None else divide(column, merged)
             if enough is None:
-                enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
+                enough = frequent(merged, limits[column])
             distinct.append(len(merged.keys))
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
@@ -131,13 +128,11 @@ def texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
 
 def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
     columns, place = [], 0
-    for entries, width, text_bytes, cells in counts.tolist():
+    for entries, width, text_bytes in counts.tolist():
         keys = np.frombuffer(contents, f"u{width}" if width else "u4", entries, place)
         place += entries * width
-        kind, shape = (np.int64, (entries, cells)) if cells else (np.uint32, (entries,))
-        occurrences, texts = np.frombuffer(contents, kind, math.prod(shape), place), None
+        occurrences, texts = np.frombuffer(contents, np.uint32, entries, place), None
         place += occurrences.nbytes
-        occurrences = occurrences.reshape(shape)
         if text_bytes >= 0:
             texts = texts_of(contents, entries, place, text_bytes)
             place += 4 * entries + text_bytes
@@ -149,24 +144,17 @@ class CountedColumn(NamedTuple):
     """The product of a counted column's values.
 
     Attributes:
-        kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
-            the values, and "ids" their greatest; "kept" becomes nothing.
+        kind: "numbers" and "texts" become a dictionary, "bins" edges, and "ids" their greatest;
+            "kept" becomes nothing.
         limit: minimum count of a value.
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
-        encoded: the field of encodings.
     """
 
     kind: str = "numbers"
     limit: int = 1
     most: int | None = None
     bins: int = 0
-    encoded: EncodedColumn | None = None
-
-    @property
-    def width(self) -> int:
-        """Returns the bytes of a value and its counts."""
-        return 8 + 8 * (1 if self.encoded is None else self.encoded.cells.size)
 
 
 class FitJob(NamedTuple):
@@ -183,11 +171,10 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     """Writes dictionaries and lookups of columns.
 
     Returns:
-        By column, the number of its values; for bins, their edges and shares, in hexadecimal; for
-        encodings, the result of `fit_encodings`.
+        By column, the number of its values; for bins, their edges and shares, in hexadecimal.
     """
     fits = {"numbers": _fit_column, "texts": _fit_column, "bins": _fit_bins}
-    fits |= {"encodings": _fit_encodings, "ids": _fit_ids, "kept": lambda column, job: None}
+    fits |= {"ids": _fit_ids, "kept": lambda column, job: None}
     sizes = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -211,18 +198,6 @@ def _fit_ids(column: int, job: FitJob) -> int:
     greatest = (int(keys.max(initial=0)) for keys, _, _ in _merged(column, job))
     most = job.columns[column].most
     return max(greatest, default=0) if most is None else most
-
-
-def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
-    """Writes the encodings of a field, and the lookup of its values."""
-    encoded = job.columns[column].encoded
-    assert encoded is not None
-    size = sum(kept[column][0] for kept in job.kept)
-    parts = ((keys, counts) for keys, counts, _ in _merged(column, job))
-    facts = fit_encodings(encoded, size, parts, job.transform, job.lookups)
-    keys = np.load(Path(job.transform, f"encoded_keys_{encoded.place}.npy"))
-    _write_lookup(keys, column, job.lookups)
-    return facts
 
 
 def _save(path: Path, array: np.ndarray) -> None:
@@ -427,25 +402,20 @@ class _Values:
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
-    is_text, width = job.columns[column].kind == "texts", job.columns[column].width
+    is_text = job.columns[column].kind == "texts"
     for (entries, text_bytes), content in zip(
         (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
     ):
         keys = np.frombuffer(content, np.uint64, entries)
-        counts = np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries)
-        if job.columns[column].encoded is not None:
-            counts = counts.reshape(entries, width // 8 - 1)
-        place = width * entries, text_bytes - 4 * entries
+        counts = np.frombuffer(content, np.int64, entries, 8 * entries)
+        place = _VALUE_BYTES * entries, text_bytes - 4 * entries
         yield keys, counts, texts_of(content, entries, *place) if is_text else None
 
 
 def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:
     """Yields the files of all buckets with the places of a column's values."""
     for bucket, kept in enumerate(job.kept):
-        sizes = [
-            made.width * values + texts
-            for made, (values, texts) in zip(job.columns, kept, strict=True)
-        ]
+        sizes = [_VALUE_BYTES * values + texts for values, texts in kept]
         begin = sum(sizes[:column])
         yield str(Path(job.merged, str(bucket))), begin, begin + sizes[column]
 

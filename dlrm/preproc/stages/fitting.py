@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
@@ -60,13 +59,12 @@ def fit(
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
     num_rows = sum(result["rows"][TRAIN] for result in counted)
-    made_of = with_totals(counted_columns(schema), counted)
-    results = fit_counted(run, len(counted), num_rows, made_of, directory)
+    results = fit_counted(run, len(counted), num_rows, counted_columns(schema), directory)
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)
         for place, fields in enumerate(schema.dictionaries().values())
     ]
-    fitted, encoded = numbers_of(run, counted, results, directory)
+    fitted = numbers_of(run, counted, results)
     transform = Transform(
         facts.schema,
         fitted,
@@ -75,7 +73,6 @@ def fit(
         facts.negatives,
         facts.columns,
         facts.keep_negatives,
-        encoded,
     )
     transform.save_facts(directory)
     return transform
@@ -85,16 +82,13 @@ def numbers_of(
     run: PreparationRun,
     counted: Sequence[dict[str, Any]],
     results: Sequence[Any],
-    directory: Path,
-) -> tuple[list[Fitted], list[Encoded]]:
-    """Returns the fitted statistics of numerical features, and the encodings.
+) -> list[Fitted]:
+    """Returns the fitted statistics of numerical features.
 
     `counted` and `results` are what `count` and `fit_counted` return.
     """
     schema: Schema = run.options.schema
-    first = len(schema.dictionaries())
-    of_encodings = results[first : first + len(schema.encoded)]
-    bins = iter(results[first + len(schema.encoded) :])
+    bins = iter(results[len(schema.dictionaries()) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.from_list(result["sums"][i]) for result in counted), Sums())
@@ -104,12 +98,7 @@ def numbers_of(
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-    fitted += [Fitted.from_dict(numbers) for result in of_encodings for numbers in result["fitted"]]
-    encoded = [
-        Encoded.load(directory, place, result["size"], len(field.encodings))
-        for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
-    ]
-    return fitted, encoded
+    return fitted
 
 
 def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -154,20 +143,6 @@ def _kinds(run: PreparationRun, counted: Sequence[dict[str, Any]]) -> list[str]:
         kinds_met = set().union(*(result["kinds"][place] for result in counted))
         kinds.append(NUMBER if kinds_met == {NUMBER} or field.column in of_json else TEXT)
     return kinds
-
-
-def with_totals(
-    columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
-) -> list[CountedColumn]:
-    """Returns the columns with the sums over all training rows that their encodings need."""
-    made = []
-    for column in columns:
-        if (encoded := column.encoded) is not None:
-            parts = [result["cells"][encoded.place] for result in counted]
-            totals, missing = np.array(parts, np.int64).sum(axis=0).tolist()
-            column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
-        made.append(column)
-    return made
 
 
 def fit_counted(

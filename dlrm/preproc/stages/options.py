@@ -20,7 +20,7 @@ NUMERICS = ("keep", "refit")
 _FILES = "read, *.json, *.npy, hashes_*, ids_*, directory_*"
 BAD_LINES = ("fail", "quarantine")
 _END = (1 << 63) - 1  # of time
-_STAGES = 4  # version of the results of tasks, for runs to resume
+_STAGES = 5  # version of the results of tasks, for runs to resume
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class IncrementConfig:
     )
     numerics: str = setting(
         "keep",
-        "--extend: keep bins, means and encodings, or refit them to the day's rows, which changes "
-        "the meaning of numbers",
+        "--extend: keep bins and means, or refit them to the day's rows, which changes the "
+        "meaning of numbers",
         choices=NUMERICS,
     )
 

@@ -210,7 +210,7 @@ def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
     """Returns the slice of the report that each file belongs to."""
     if not options.report or options.schema.time is not None:
         return [0] * len(files)
-    return report.slices_of_files(len(files), len(options.schema.numerical_features))
+    return report.slices_of_files(len(files), len(options.schema.numerical))
 
 
 def _copied(
