@@ -35,13 +35,13 @@ $(FOR_DEMO): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch and what else the demo needs into $(VENV) (once, a minute and the download) =="
-	@$(PIP) torch setuptools wheel ninja pybind11
+	@$(PIP) torch setuptools wheel ninja
 	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[plots]"
 	@touch $@
 
 $(INSTALLED): $(FOR_DEMO)
 	@echo "== installing what tests, linters and the server need into $(VENV) (once, a minute and the download) =="
-	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[preproc,images,text,plots,cloud,tensorboard,serve,dev]"
+	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[preproc,images,text,plots,cloud,tensorboard,serve,tune,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 
@@ -77,7 +77,7 @@ test-quick: venv
 
 # The sources in a folder of their own, where other libraries are built. What was built there stays.
 copy = mkdir -p $(1) && rm -rf $(1)/csrc $(1)/tests && git ls-files -zco --exclude-standard | xargs -0 cp -p --parents -t $(1)
-build_in = cd $(1) && DLRM_CUDA=0 DLRM_CXXFLAGS="$(2)" $(abspath $(BIN))/python setup.py -q build_ext --inplace >build.log 2>&1 || { tail -30 build.log; exit 1; }
+build_in = cd $(1) && DLRM_CUDA=0 DLRM_CXXFLAGS="$(2)" $(abspath $(BIN))/python setup.py -q build_ext --inplace >build.log 2>&1 && test -f dlrm/_ops_cpu.so || { tail -30 build.log; exit 1; }
 
 # By hand, never part of .ci/run: an environment of several GB and the quick suite for each Python.
 VERSIONS ?= python3.10 python3.13
@@ -100,7 +100,7 @@ sanitize: venv
 	@echo "== compiling with sanitizers (once, 6 minutes on 2 cores) =="
 	@$(call build_in,build/sanitize,$(SANITIZE))
 	@cd build/sanitize && export $(SANITIZED) && python=$(abspath $(BIN))/python && \
-		$$python -m pytest --capture=sys -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/store tests/ops $(PYTEST_ARGS) && \
+		$$python -m pytest --capture=sys -n $(WORKERS) -m "not slow and not emulated" tests/data/sources tests/data/tables tests/ops $(PYTEST_ARGS) && \
 		$$python -m pytest --capture=sys -n $(WORKERS) -m slow tests/fuzz $(PYTEST_ARGS) || { cat report.*; exit 1; }
 
 # By hand. Forks that end by os._exit lose what they reached in C++, but not in Python. A few tests, of what
@@ -172,4 +172,4 @@ docs: $(FOR_DEMO)
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf build *.egg-info $(VENV) dlrm/_*.so dlrm/store/_*.so
+	rm -rf build *.egg-info $(VENV) dlrm/_*.so

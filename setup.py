@@ -1,11 +1,10 @@
-"""Builds the native ops, log parser and store of rows, where there is a C++ compiler.
+"""Builds the native ops and log parser, where there is a C++ compiler.
 
 `dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
 and every Python. `dlrm/_host.so` is for preprocessing and serving, without torch, and has a plain C
-interface: it serves every Python, too. `dlrm/store/_row_store` is a module of this Python, bound by
-pybind11. Without a compiler, or with `DLRM_NATIVE=0` in the environment, the package is installed
-without them: its plain-torch references and its numpy parser run, and tables must fit in memory. A
-compile error fails the installation.
+interface: it serves every Python, too. Without a compiler, or with `DLRM_NATIVE=0` in the
+environment, the package is installed without them: its plain-torch references and its numpy parser
+run. A compile error fails the installation.
 
 Ninja compiles what has changed, in `build/native`: sources, the headers that they include, and the
 commands themselves.
@@ -23,7 +22,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -159,16 +157,6 @@ def host_commands() -> tuple[list[str], list[str]]:
     return [*compiler, *HOST_FLAGS], [*compiler, "-shared", *static]
 
 
-def store_commands() -> tuple[list[str], list[str]]:
-    """Headers of pybind11 are those of its package, or else the copy that torch has."""
-    compiler, spec = cpp_compiler(), importlib.util.find_spec("pybind11")
-    assert compiler is not None
-    package = Path(spec.origin).parent if spec and spec.origin else torch_folder()
-    headers = [package / "include", sysconfig.get_path("include")]
-    compile = [*compiler, *HOST_FLAGS, *(f"-isystem{path}" for path in headers)]
-    return compile, [*compiler, "-shared", "-pthread"]
-
-
 def cpu_commands() -> tuple[list[str], list[str]]:
     compiler, torch = cpp_compiler(), torch_folder()
     assert compiler is not None
@@ -229,9 +217,7 @@ build {self.built(ext)}: link_{ext.name} {" ".join(objects.values())}
         unfinished.replace(outfile)
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Names the version of Python only for the library that depends on it."""
-        if fullname in (STORE, STORE.rpartition(".")[2]):
-            return super().get_ext_filename(fullname)
+        """Returns a name without the version of Python, on which no library depends."""
         return fullname.replace(".", "/") + ".so"
 
 
@@ -256,10 +242,6 @@ def extensions() -> list[Extension]:
         Extension(HOST, sorted(map(str, Path("csrc/host").glob("*.cpp")))),
         Extension(CPU, sources),
     ]
-    if Path(sysconfig.get_path("include"), "Python.h").exists():
-        found.append(Extension(STORE, sorted(map(str, Path("csrc/store").glob("*.cpp")))))
-    else:
-        print("WARNING: no Python.h (python3-dev), so --table_store will not work.", flush=True)
     without_cuda = reason_to_skip_cuda()
     if without_cuda:
         print(f"dlrm is installed without CUDA kernels, because {without_cuda}.", flush=True)
@@ -268,10 +250,9 @@ def extensions() -> list[Extension]:
     return found
 
 
-HOST, STORE = "dlrm._host", "dlrm.store._row_store"
-CPU, CUDA = "dlrm._ops_cpu", "dlrm._ops_cuda"
+HOST, CPU, CUDA = "dlrm._host", "dlrm._ops_cpu", "dlrm._ops_cuda"
 # Each returns the commands to compile and to link.
-COMMANDS = {HOST: host_commands, STORE: store_commands, CPU: cpu_commands, CUDA: cuda_commands}
+COMMANDS = {HOST: host_commands, CPU: cpu_commands, CUDA: cuda_commands}
 sources = ["csrc/library.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
 reason = reason_to_skip()
 if reason:

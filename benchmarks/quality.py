@@ -39,6 +39,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import numpy as np
+import optuna
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -51,12 +52,12 @@ from dlrm.command_line import aligned, fail
 from dlrm.data.sources.text_files import open_text
 from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
-from dlrm.documents import read_json
+from dlrm.documents import read_json, read_yaml
 from dlrm.files import write_atomically
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import METRICS, SHOWN, cost
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.scripts.tune.space import Space
+from dlrm.scripts.tune.space import Space, check_space, fixed, suggest
 
 HELD_OUT = 0.2  # of the training rows, by which tuning judges
 _ADULT = (
@@ -137,7 +138,8 @@ def run(options: argparse.Namespace) -> None:
     """Does what the options say; raises ValueError or OSError for what the user can fix."""
     contenders = _contenders(options.contenders)
     how = {name: getattr(options, name) for name in ("trials", "folds", "members", "seed")}
-    space = Space.load(options.space, SETTINGS).to_dict() if options.space else None
+    space = read_yaml(options.space) if options.space else None
+    check_space(space or {}, SETTINGS, str(options.space))
     how["space"] = space
     results = _kept(options.output, json.loads(json.dumps(how)))
     if not (options.adult or options.bank or options.simulated or options.raw):
@@ -207,10 +209,10 @@ def contend(job: Job) -> dict[str, Any]:
     rows = Rows(*_divided(job.train, job.in_order, job.seed), job.schema)
     space = kind.space(rows)
     if job.space is not None:
-        space = Space.from_dict(job.space, SETTINGS, "--space")
-    trials = _tuned(kind, rows, space, job) if space.searched else []
-    fixed = {"settings": {**space.fixed}}
-    settings = min(trials, key=lambda one: cost("auc", one["auc"]), default=fixed)["settings"]
+        space = job.space
+    untuned = {"settings": fixed(space)}
+    trials = _tuned(kind, rows, space, job) if len(space) > len(untuned["settings"]) else []
+    settings = min(trials, key=lambda one: cost("auc", one["auc"]), default=untuned)["settings"]
     tuned = time.process_time()
     contender = kind(Rows(job.train, None, job.schema), job.threads)
     labels = labels_of(job.test, job.schema)
@@ -223,7 +225,7 @@ def contend(job: Job) -> dict[str, Any]:
         "members": [_metrics(one, labels) for one in logits],
         "mean of members": _metrics(np.mean(logits, 0), labels),
         "settings": settings,
-        "space": space.to_dict(),
+        "space": space,
         "trials": trials,
         "tuning_seconds": tuned - began,
         "fit_seconds": (fitted - tuned) / members,
@@ -236,8 +238,9 @@ def _tuned(kind: Any, rows: Rows, space: Space, job: Job) -> list[dict[str, Any]
     contender, trials = kind(rows, job.threads), []
     assert rows.judged is not None
     labels = labels_of(rows.judged, job.schema)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(job.seed))
     for number in range(job.trials):
-        drawn = space.draw(job.seed, number) if number else dict(space.fixed)
+        drawn = suggest(study.ask(), space) if number else fixed(space)
         try:
             fitted = contender.fit(drawn, job.seed)
         except FloatingPointError:

@@ -81,7 +81,7 @@ class Recipe(Dlrm):
 
     @classmethod
     def space(cls, rows: Rows) -> Space:
-        return Space(cls.settings, {})
+        return cls.settings
 
 
 class Packed(Recipe):
@@ -156,21 +156,17 @@ class LightGBM:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return Space.from_dict(
-            {
-                "num_leaves": {"low": 8, "high": 128, "log": True},
-                "learning_rate": {"low": 0.02, "high": 0.2, "log": True},
-                "min_child_samples": {"low": 5, "high": 200, "log": True},
-                "colsample_bytree": {"low": 0.3, "high": 1.0},
-                "subsample": {"low": 0.5, "high": 1.0},
-                "reg_lambda": {"low": 0.001, "high": 30.0, "log": True},
-                "cat_smooth": {"low": 1.0, "high": 100.0, "log": True},
-                "encoding": ["own", "target"],
-                "subsample_freq": 1,
-            },
-            _LIGHTGBM,
-            "lightgbm",
-        )
+        return {
+            "num_leaves": {"low": 8, "high": 128, "log": True},
+            "learning_rate": {"low": 0.02, "high": 0.2, "log": True},
+            "min_child_samples": {"low": 5, "high": 200, "log": True},
+            "colsample_bytree": {"low": 0.3, "high": 1.0},
+            "subsample": {"low": 0.5, "high": 1.0},
+            "reg_lambda": {"low": 0.001, "high": 30.0, "log": True},
+            "cat_smooth": {"low": 1.0, "high": 100.0, "log": True},
+            "encoding": ["own", "target"],
+            "subsample_freq": 1,
+        }
 
     def __init__(self, rows: Rows, threads: int) -> None:
         self._rows, self._threads, self._columns = rows, threads, Columns(rows)
@@ -250,17 +246,13 @@ class CatBoost:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return Space.from_dict(
-            {
-                "depth": {"low": 4, "high": 8},
-                "learning_rate": {"low": 0.03, "high": 0.2, "log": True},
-                "l2_leaf_reg": {"low": 1.0, "high": 30.0, "log": True},
-                "random_strength": {"low": 0.1, "high": 10.0, "log": True},
-                "bagging_temperature": {"low": 0.0, "high": 1.0},
-            },
-            ("depth", "learning_rate", "l2_leaf_reg", "random_strength", "bagging_temperature"),
-            "catboost",
-        )
+        return {
+            "depth": {"low": 4, "high": 8},
+            "learning_rate": {"low": 0.03, "high": 0.2, "log": True},
+            "l2_leaf_reg": {"low": 1.0, "high": 30.0, "log": True},
+            "random_strength": {"low": 0.1, "high": 10.0, "log": True},
+            "bagging_temperature": {"low": 0.0, "high": 1.0},
+        }
 
     def __init__(self, rows: Rows, threads: int) -> None:
         self._rows, self._threads, self._columns = rows, threads, Columns(rows)
@@ -306,7 +298,7 @@ class RealMLP:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return Space({}, {})
+        return {}
 
     def __init__(self, rows: Rows, threads: int) -> None:
         self._columns, self._threads = Columns(rows), threads
@@ -360,8 +352,7 @@ class Logistic:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        facts = {"C": {"low": 0.01, "high": 10.0, "log": True}, "bins": [0, 16, 64]}
-        return Space.from_dict(facts, ("C", "bins"), "logistic")
+        return {"C": {"low": 0.01, "high": 10.0, "log": True}, "bins": [0, 16, 64]}
 
     def __init__(self, rows: Rows, threads: int) -> None:
         self._columns = Columns(rows)

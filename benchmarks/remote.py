@@ -12,7 +12,6 @@ round by URI begins with an empty cache.
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import statistics
@@ -33,7 +32,6 @@ from s3_server import Endpoint
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.remote.cache import Cache
-from dlrm.remote.publish import check_publishable, publish
 from dlrm.remote.transfer import IN_FLIGHT, PART_BYTES
 from dlrm.remote.uri import Uri
 from dlrm.scripts.simulate_logs.command import simulate
@@ -41,14 +39,6 @@ from dlrm.scripts.simulate_logs.flags import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = {"latency": 0.02, "failing": 0.02}
-_KAGGLE = {
-    "base_device": "cpu",
-    "batch_size": 2048,
-    "embedding_dim": 16,
-    "bottom_mlp_sizes": "512,256,64,16",
-    "top_mlp_sizes": "512,256,1",
-    "test_after": 1000,  # epochs: never
-}
 
 
 def main() -> None:
@@ -57,8 +47,6 @@ def main() -> None:
     )
     parser.add_argument("--what", default=",".join(WHAT), help="comma-separated; default: all")
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the logs (default 4 M)")
-    parser.add_argument("--stream_rows", type=int, default=16_000_000, help="of the training")
-    parser.add_argument("--steps", type=int, nargs=2, default=(1000, 1500), help="first, all")
     parser.add_argument("--objects", type=int, default=10_000, help="small ones (default 10,000)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
@@ -66,7 +54,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = 400_000, 2
-        options.stream_rows, options.steps = 3_000_000, (60, 180)
     print(f"{os.cpu_count()} cores, {options.rows:,} rows, {options.rounds} rounds", flush=True)
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
@@ -233,55 +220,6 @@ def prepare(bench: Bench) -> None:
     print("same bytes from the disk, by URI, and with faults")
 
 
-def stream(bench: Bench) -> None:
-    """Training the Kaggle model on a dataset by URI that does not fit in the cache."""
-    rows, warmup, steps = bench.options.stream_rows, *bench.options.steps
-    dataset, uri = bench.folder / "data", Uri.parse("s3://bench/data")
-    sizes = ",".join(["38000"] * 26)
-    flags = {"synthetic_dataset_table_sizes": sizes, "synthetic_dataset_num_entries": rows}
-    bench.run("synthetic", synthetic_dataset_dir=dataset, **flags)
-    publish(dataset, uri, check_publishable(uri, replace=False))
-    size = sum(path.stat().st_size for path in (dataset / "train").iterdir())
-    print(
-        f"\n### Training by URI, {rows:,} rows, {size / 1e9:.2f} GB, {steps - warmup:,} steps after"
-    )
-    print(f"the first {warmup:,}, in sequential order; the Kaggle model")
-    rates: dict[str, list[float]] = {}
-    found: dict[str, Any] = {}
-
-    def by(side: str, source: Any, share: float | None = None) -> Callable[[], None]:
-        def act() -> None:
-            run, log = bench.new("run"), bench.new("log")
-            flags = dict(_KAGGLE, max_steps=steps, benchmark_warmup_steps=warmup, dataset=source)
-            if share is not None:
-                flags["cache_gib"] = share * size / 2**30
-            bench.run("train", **flags, save_checkpoint_path=run, log_path=log)
-            last = [line for line in log.read_text().splitlines() if "average_train_thr" in line]
-            facts = json.loads(last[-1].removeprefix("DLLL "))
-            rates.setdefault(side, []).append(facts["data"]["average_train_throughput"])
-            found[side] = content(run)
-            shutil.rmtree(run)
-
-        return act
-
-    bench.measured(
-        {
-            "from disk": by("disk", dataset),
-            "streamed": by("streamed", uri, 0.9),
-            "cache of a tenth": by("tenth", uri, 0.1),
-        }
-    )
-    with bench.faults():
-        print(f"\nwith {FAULTS}:")
-        bench.measured({"cache of a tenth, faults": by("faults", uri, 0.1)})
-    rate = {side: statistics.median(values) for side, values in rates.items()}
-    print("samples/s:", ", ".join(f"{side} {value:,.0f}" for side, value in rate.items()))
-    for side, target in (("streamed", 0.9), ("tenth", 0.7), ("faults", 0.7)):
-        told(f"rate, {side} / from disk", rate[side] / rate["disk"], ">=", target)
-    assert all(one == found["disk"] for one in found.values())
-    print("same bits in all checkpoints")
-
-
 def small(bench: Bench) -> None:
     """Small objects fetched into the cache, beside a client that discards them."""
     count = bench.options.objects
@@ -322,7 +260,7 @@ def small(bench: Bench) -> None:
     print(f"the same in processor time: {ours_[2] / bare[2]:.2f}")
 
 
-WHAT = {"prepare": prepare, "small": small, "stream": stream}
+WHAT = {"prepare": prepare, "small": small}
 
 if __name__ == "__main__":
     main()

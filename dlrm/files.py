@@ -58,10 +58,7 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
     _check_utf8(text, name)
     if scheme := _SCHEME.search(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
-        instead = (
-            "use a local path, to which dlrm fetch copies the files of URIs, or mount the storage "
-            "as a folder"
-        )
+        instead = "use a local path, or mount the storage as a folder"
         if scheme[0].lower() == "file":
             instead = "leave out file://"
         raise ValueError(

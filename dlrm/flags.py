@@ -365,11 +365,10 @@ def version_line() -> str:
         torch = "missing"
     operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
     parser = (folder / "_host.so").is_file()
-    store = any((folder / "store").glob("_row_store.*.so"))
     return (
         f"dlrm {dlrm.__version__} (torch {torch}; native operators: "
-        f"{' and '.join(operators) or 'none'}; log parser: {'yes' if parser else 'no'}; table "
-        f"store: {'yes' if store else 'no'}; Python {platform.python_version()})"
+        f"{' and '.join(operators) or 'none'}; log parser: {'yes' if parser else 'no'}; "
+        f"Python {platform.python_version()})"
     )
 
 

@@ -1,7 +1,7 @@
 """Time of the parts of training steps: one clock, to which any code reports its part of a step.
 
-    with part("store"):
-        rows.wait()
+    with part("exchange"):
+        vectors.wait()
 
 At every moment one part runs; a part within another interrupts it. Outside of a training, in
 evaluations and while checkpoints are saved, reports have no effect.
@@ -21,10 +21,9 @@ PRODUCTS = "products"  # the network forward and backward, but for what follows
 LOOKUP = "lookup"  # rows of tables, forward
 EXCHANGE = "exchange"  # waits for other processes
 UPDATE = "update"  # the optimizers
-STORE = "store"  # waits for rows of tables that are not in memory
 OTHER = "other"  # the training loop itself
 RECORDED = "recorded step"  # a CUDA graph, whose parts are not known
-PARTS = (DATA, PRODUCTS, LOOKUP, EXCHANGE, UPDATE, STORE, OTHER, RECORDED)
+PARTS = (DATA, PRODUCTS, LOOKUP, EXCHANGE, UPDATE, OTHER, RECORDED)
 
 _MEASURED_STEPS = 16  # of a lap, on a GPU
 _NOTHING = nullcontext()

@@ -8,7 +8,7 @@ begins with `may `. The run must therefore be of all tests.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,13 +61,12 @@ class ExpectedSkips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _compare(self) -> Iterator[str]:
-        skips = {f"{node}: {reason}" for node, reason in self.skips}
-        patterns = {line: pattern(line.removeprefix("may ")) for line in self.lines}
-        for skip in sorted(skips):
-            if not any(one.fullmatch(skip) for one in patterns.values()):
-                yield f"unexpected skip; install what it needs, or add the line\n    {skip}"
-        for line, one in patterns.items():
-            if not line.startswith("may ") and not any(map(one.fullmatch, skips)):
+        matched = {line: [*filter(matches(line), self.skips)] for line in self.lines}
+        known = {skip for skips in matched.values() for skip in skips}
+        for node, reason in sorted(self.skips - known):
+            yield f"unexpected skip; install what it needs, or add the line\n    {node}: {reason}"
+        for line, skips in matched.items():
+            if not skips and not line.startswith("may "):
                 yield f"no such skip; remove the line\n    {line}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -77,5 +76,8 @@ class ExpectedSkips:
                 terminalreporter.line(fault)
 
 
-def pattern(line: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, line.split("*"))))
+def matches(line: str) -> Callable[[tuple[str, str]], bool]:
+    """Returns whether a line matches the node and the reason of a skip."""
+    parts = [".*".join(map(re.escape, part.split("*"))) for part in line.split(": ", 1)]
+    node, reason = re.compile(parts[0].removeprefix(r"may\ ")), re.compile(parts[-1])
+    return lambda skip: bool(node.fullmatch(skip[0]) and reason.fullmatch(skip[1]))

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -31,17 +30,12 @@ SOURCES = {  # GCC treats headers of equal content and time as one file
     "csrc/cuda/update.cu": '#include "../tensors.h"\n',
     "csrc/host/fields.h": "struct Fields;\n",
     "csrc/host/host.cpp": '#include "fields.h"\n',
-    "csrc/store/row_store.h": "struct RowStore;\n",
-    "csrc/store/module.cpp": '#include "row_store.h"\n',
-    "dlrm/store/__init__.py": "",
     "dlrm/__init__.py": '__version__ = "0.0.1"\n',
     "README.md": "",
 }
 HOST = {"csrc/host/host.cpp"}
-STORE = {"csrc/store/module.cpp"}
 CPU = {"csrc/library.cpp", "csrc/cpu/gather.cpp", "csrc/cpu/update.cpp"}
 CUDA = {"csrc/cuda/gather.cu", "csrc/cuda/update.cu"}
-ROW_STORE = f"_row_store{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 @pytest.fixture
@@ -78,13 +72,12 @@ def build(project, **variables):
 
 
 def test_a_header_rebuilds_what_includes_it_and_no_more(project):
-    assert build(project) == (HOST | STORE | CPU, {"_host.so", ROW_STORE, "_ops_cpu.so"})
+    assert build(project) == (HOST | CPU, {"_host.so", "_ops_cpu.so"})
     assert build(project) == (set(), set())
     for header, compiled, library in (
         ("csrc/tensors.h", CPU, "_ops_cpu.so"),
         ("csrc/cpu/simd.h", {"csrc/cpu/gather.cpp"}, "_ops_cpu.so"),  # included by another header
         ("csrc/host/fields.h", HOST, "_host.so"),
-        ("csrc/store/row_store.h", STORE, ROW_STORE),
     ):
         os.utime(project / header)
         assert build(project) == (compiled, {library}), header
@@ -96,8 +89,8 @@ def test_a_header_rebuilds_what_includes_it_and_no_more(project):
 def test_other_commands_and_sources_rebuild(project):
     build(project)
     compiler = next(filter(shutil.which, ("g++", "c++", "clang++")))
-    assert build(project, CXX=f"{compiler} -DOTHER='a \"$b\"'")[0] == HOST | STORE | CPU
-    assert build(project)[0] == HOST | STORE | CPU
+    assert build(project, CXX=f"{compiler} -DOTHER='a \"$b\"'")[0] == HOST | CPU
+    assert build(project)[0] == HOST | CPU
     (project / "csrc/cpu/new.cpp").write_text("int added() { return 1; }\n")
     assert build(project) == ({"csrc/cpu/new.cpp"}, {"_ops_cpu.so"})
     (project / "csrc/cpu/new.cpp").unlink()
@@ -107,8 +100,8 @@ def test_other_commands_and_sources_rebuild(project):
 @needs_nvcc
 def test_a_header_rebuilds_the_cuda_sources_that_include_it_and_no_more(project):
     cuda = {"DLRM_CUDA": "1", "DLRM_CUDA_ARCHS": "90"}
-    libraries = {"_host.so", ROW_STORE, "_ops_cpu.so", "_ops_cuda.so"}
-    assert build(project, **cuda) == (HOST | STORE | CPU | CUDA, libraries)
+    libraries = {"_host.so", "_ops_cpu.so", "_ops_cuda.so"}
+    assert build(project, **cuda) == (HOST | CPU | CUDA, libraries)
     os.utime(project / "csrc/cuda/runtime.h")
     assert build(project, **cuda) == ({"csrc/cuda/gather.cu"}, {"_ops_cuda.so"})
 
@@ -155,7 +148,7 @@ def test_a_library_is_replaced_whole_and_an_error_leaves_the_old_one(project):
         mapped.seek(0)
         assert mapped.read() == old
     assert sorted(path.name for path in library.parent.iterdir()) == [
-        *("__init__.py", "_host.so", "_ops_cpu.so", "store")
+        *("__init__.py", "_host.so", "_ops_cpu.so")
     ]
     good = library.read_bytes()
     (project / "csrc/library.cpp").write_text("int library() { return nothing; }\n")
@@ -184,8 +177,7 @@ def test_a_wheel_has_no_modules_of_earlier_builds_and_names_its_python(project):
     (wheel,) = (project / "dist").iterdir()
     assert re.fullmatch(r"dlrm-0\.0\.1-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dlrm/")}
-    sources = {"dlrm/__init__.py", "dlrm/store/__init__.py"}
-    assert names == sources | {"dlrm/_host.so", "dlrm/_ops_cpu.so", f"dlrm/store/{ROW_STORE}"}
+    assert names == {"dlrm/__init__.py", "dlrm/_host.so", "dlrm/_ops_cpu.so"}
 
 
 def contents(project):

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,9 @@ USE = """
 import sys, torch
 from dlrm import ops
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
-from dlrm.store.native import native_store
 lines, _ = parse_lines(sys.argv[1].encode(), LogFormat(num_numerical=2, num_categorical=2))
 dense, embeddings = torch.load(sys.argv[2])
 torch.save([ops.native_available(), lines, ops.dot_interaction(dense, embeddings)], sys.argv[3])
-try:
-    native_store()
-except ValueError as error:
-    print(error)
 """
 
 
@@ -36,8 +30,7 @@ def package(tmp_path, root):
     """Returns a folder with a copy of the package whose libraries cannot be loaded."""
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(root / "dlrm", tmp_path / "dlrm", ignore=ignored)
-    store = f"store/_row_store{sysconfig.get_config_var('EXT_SUFFIX')}"
-    for name in ("_ops_cpu.so", "_host.so", store):
+    for name in ("_ops_cpu.so", "_host.so"):
         Path(tmp_path, "dlrm", name).write_bytes(GARBAGE)
     return tmp_path
 
@@ -59,8 +52,6 @@ def test_libraries_that_cannot_be_loaded_are_named_and_the_results_are_the_same(
     assert "dlrm/_ops_cpu.so" in operators
     assert "numpy parses rows instead of the native parser" in parser
     assert "dlrm/_host.so" in parser
-    assert "--table_store: needs the native module dlrm.store._row_store" in done.stdout
-    assert done.stdout.count("\n") == 1
     native, lines, products = torch.load(found, weights_only=False)
     assert not native
     torch.testing.assert_close(products, ops.dot_interaction(dense, embeddings))

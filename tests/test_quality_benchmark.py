@@ -114,7 +114,7 @@ def test_the_space_of_ours_is_that_of_the_ids_in_the_rows(quality):
         rows = table(2000, 0).set_column(2, "shop", pa.array(names))
         kind = quality.CONTENDERS["ours"]
         space = kind.space(quality.Rows(rows, rows, Schema.from_dict(SCHEMA)))
-        epochs.append(space.searched["epochs"].high)
+        epochs.append(space["epochs"]["high"])
     assert epochs == [20, 8]
 
 

@@ -50,7 +50,7 @@ from dlrm.train.checkpoints.directory import (
     last_checkpoint,
 )
 from dlrm.train.checkpoints.results import write_results
-from dlrm.train.config import PrecisionConfig
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
 from dlrm.train.reports.roles import Roles
@@ -71,7 +71,6 @@ SETTINGS = tuple(
 )
 # Settings of a continued training.
 OF_CONTINUING = ("continue_lr", "evict_unseen_days")
-_AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
 
 
 def fit(
@@ -139,7 +138,7 @@ def fit(
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
             `warmup_steps`), the optimizers (`embedding_optimizer`) and the precision (`amp`),
-            `table_memory` and `table_store`, `max_grad_norm` and `ema_decay`, `distill`
+            `table_files`, `max_grad_norm` and `ema_decay`, `distill`
             (a checkpoint, run or URI whose probabilities are mixed into the labels); for a table
             also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
@@ -178,10 +177,6 @@ def fit(
         if isinstance(data, Dataset | str | os.PathLike):
             options = {name: value for name, value in options.items() if name not in chosen}
         dataset, draft = opened(data, schema, roles, splits, options, verbose)
-        if chosen.get("table_store") is not None and save_checkpoint_path is None:
-            raise ValueError(
-                "table_store: needs save_checkpoint_path, since checkpoints refer to the store"
-            )
         values, said = _with_defaults(dataset, recipe, chosen)
         if said and verbose:
             print(said)
@@ -244,14 +239,18 @@ def judge_settings(
     dataset: str | os.PathLike,
     base_device: str | None = None,
     recipe: str | None = None,
+    tests: int = 1,
+    on_test: OnStep | None = None,
     **settings: Any,
 ) -> dict[str, float]:
     """Trains as `fit` does, saves nothing, and returns the metrics of the last weights.
 
     Args:
-        dataset: directory of a dataset. Its test rows are read once, at the end, unless
-            `test_freq` asks for more tests.
+        dataset: directory of a dataset, whose test rows are read by the tests.
         base_device, recipe: as in `fit`.
+        tests: number of tests, evenly over the steps; a shorter training has one for each step.
+        on_test: called after a test with how many of `tests` equal parts of the training are done,
+            and with the metrics; True ends the training.
         settings: as in `fit`; see `SETTINGS`.
 
     Returns:
@@ -262,11 +261,21 @@ def judge_settings(
     check_setting_types(settings)
     check_schedule(settings.get("schedule", "nvidia"), settings)
     rows, device = Dataset(dataset), choose_device(base_device)
-    nothing_to_choose = {"test_freq": _AT_THE_END, "set_aside": 0.0}
-    values, _ = _with_defaults(rows, recipe, nothing_to_choose | settings)
+    values, _ = _with_defaults(rows, recipe, {"set_aside": 0.0} | settings)
+    batches = -(-rows.rows["train"] // values.get("batch_size", DataConfig.batch_size))
+    length = {name: values[name] for name in ("epochs", "max_steps") if name in values}
+    steps = TrainConfig(**length).num_steps(batches)
+    values["test_freq"] = -(-steps // tests)
+    last: dict[str, float] = {}
+
+    def watched(step: int, metrics: dict[str, float]) -> Any:
+        last.update(metrics)
+        return on_test is not None and on_test(step * tests // steps, metrics)
+
+    watch = Watch(Callbacks(on_test=watched))
     with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
-        results, _ = _trained(Training(rows, values, device), None, log)
-    return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
+        _trained(Training(rows, values, device, watch), None, log)
+    return last
 
 
 @dataclass(frozen=True)
@@ -343,11 +352,8 @@ def _trained(
     if continued is not None:
         own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
-    fixed = () if saved_in else ("table_store",)
-    with (
-        _teacher(values.get("distill")) as teacher,
-        ClickRun.open(settings, World(device=device), continued, fixed=fixed) as run,
-    ):
+    with _teacher(values.get("distill")) as teacher:
+        run = ClickRun.open(settings, World(device=device), continued)
         if teacher is not None:
             run.distill(teacher, load_model)
         seed, schedule = run.config.data.seed, run.config.schedule
@@ -360,9 +366,6 @@ def _trained(
         run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
         for note in run.notes:
             log.line(note)
-        if run.task.model.store is not None:
-            rows = run.task.model.store.directory
-            log.line(f"{saved_in}: checkpoints refer to the rows in {rows}; save copies all")
         with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
             trainer = Trainer(
                 log=log,

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
@@ -186,10 +186,6 @@ class BatchedRows:
 
     def __len__(self) -> int:
         return self._num_batches
-
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read, and has what they need fetched ahead."""
-        return order
 
     def rows(self, index: int) -> tuple[int, int]:
         """Returns the first row of a batch, and the row after its last.

@@ -1,8 +1,8 @@
 """Compares a dataset's files with the checksums of its manifest, when their bytes are first read.
 
 Compared blocks are recorded beside the manifest or, if it is not writable, in the user's cache, and
-are not compared again while a file keeps its size, time and inode. Blocks of files that are
-streamed from a URI are also fetched then. Only the standard library and numpy are imported.
+are not compared again while a file keeps its size, time and inode. Only the standard library and
+numpy are imported.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy as np
 from dlrm.data.choices import VERIFY_DATA
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import BLOCK_BYTES, damaged, read_manifest, read_sealed, sealed_json
-from dlrm.remote.blocks import Span, StreamedFile, fetched_ahead, find_streamed
 
 MEMORY = ".verified.json"  # beside the manifest: file -> its compared blocks
 _CACHE = Path("~/.cache/dlrm/verified")
@@ -103,14 +102,10 @@ class CheckedFile:
         self._left.discard(block)
 
 
-Checked = CheckedFile | StreamedFile
-
-
 class Verifier:
     """Checks files of a dataset, and records which were checked.
 
-    A dataset without a manifest, written by other software, has no checksums to compare. Files that
-    are streamed are touched in every mode, since their bytes are not there before.
+    A dataset without a manifest, written by other software, has no checksums to compare.
 
     Args:
         mode: "first" compares what is not recorded, "always" everything again, "never" nothing.
@@ -133,21 +128,15 @@ class Verifier:
         self._memory = _Memory(directory) if mode == "first" and files else None
         self._known = self._memory.read() if self._memory else {}
         self._opened: dict[str, CheckedFile] = {}
-        self._streamed = find_streamed(directory)
         if self._memory:
             weakref.finalize(self, _remember, self._memory, self._opened)
 
-    def open(self, path: Path) -> Checked | None:
+    def open(self, path: Path) -> CheckedFile | None:
         """Returns the file to touch before its bytes are read; None if there is nothing to compare.
-
-        Bytes of a streamed file are to be copied before the thread touches others of the file, or
-        calls `copied`.
 
         Raises:
             ValueError: the manifest does not list the file.
         """
-        if self._streamed is not None and (streamed := self._streamed.file(path)):
-            return streamed
         if self._mode == "never" or not self._checksums:
             return None
         name = os.path.relpath(path, self._directory)
@@ -158,32 +147,6 @@ class Verifier:
             self._opened[name] = CheckedFile(path, self._checksums[name], known)
         file = self._opened[name]
         return None if file.is_done else file
-
-    def copied(self) -> None:
-        """Says that this thread has copied all bytes that it touched, of streamed files."""
-        if self._streamed is not None:
-            self._streamed.release()
-
-    def ahead(
-        self,
-        order: Sequence[int],
-        spans: Callable[[int], Iterable[tuple[Checked, int, int]]],
-    ) -> Iterable[int]:
-        """Returns an order of batches, and has blocks of streamed files fetched ahead of it.
-
-        Args:
-            order: the batches.
-            spans: returns what a batch reads: files, first bytes, and those after the last.
-        """
-        if self._streamed is None:
-            return order
-
-        def streamed(index: int) -> Iterator[Span]:
-            for file, begin, end in spans(index):
-                if isinstance(file, StreamedFile):
-                    yield file, begin, end
-
-        return fetched_ahead(order, streamed, self._streamed.ahead)
 
     def check(self, paths: Iterable[Path]) -> None:
         """Compares whole files, on all cores.

@@ -1,18 +1,11 @@
-"""Placement of the pieces of embedding tables on ranks, and its YAML format."""
+"""Placement of the pieces of embedding tables on ranks."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, NamedTuple
-
-from dlrm.documents import brief, read_yaml
-from dlrm.manifest import check_lines, sealed_lines
+from typing import NamedTuple
 
 _COPIED = "all"  # instead of a rank
-_KEYS = {"ranks", "embedding_dim", "tables"}
-_TABLE_KEYS = {"name", "rows", "embedding_dim", "pieces"}
-_PIECE_KEYS = {"rank", "rows", "columns"}
 
 
 class Piece(NamedTuple):
@@ -101,22 +94,35 @@ class Placement:
             self._check(table, [piece for piece in self.pieces if piece.table == table])
 
     @classmethod
-    def from_whole_tables(
+    def of_tables(
         cls,
         table_rows: Sequence[int],
         dim: int,
         tables_by_rank: Sequence[Sequence[int]],
+        divided: Iterable[int] = (),
         dims: Sequence[int] = (),
     ) -> "Placement":
-        """Returns the placement of whole tables, each on one rank."""
-        columns = dims or (dim,) * len(table_rows)
-        pieces = (
+        """Returns the placement of whole tables, each on one rank, and of divided ones.
+
+        Args:
+            divided: tables of whose rows every rank has an equal part.
+        """
+        columns, num_ranks = dims or (dim,) * len(table_rows), len(tables_by_rank)
+        pieces = [
             Piece(table, (0, rows), (0, columns[table]), rank, (rows, columns[table]))
             for rank, tables in enumerate(tables_by_rank)
             for table in tables
             for rows in (table_rows[table],)
-        )
-        return cls(tuple(table_rows), dim, len(tables_by_rank), tuple(pieces), tuple(dims))
+        ]
+        for table in divided:
+            rows, width = shape = table_rows[table], columns[table]
+            edges = [rank * rows // num_ranks for rank in range(num_ranks + 1)]
+            pieces += [
+                Piece(table, edge, (0, width), rank, shape)
+                for rank, edge in enumerate(pairwise(edges))
+                if edge[0] < edge[1]
+            ]
+        return cls(tuple(table_rows), dim, num_ranks, tuple(pieces), tuple(dims))
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -214,132 +220,3 @@ class Placement:
                     f"table {table}: rows [{rows[0]}, {rows[1]}] of columns [{columns[0]}, "
                     f"{columns[1]}] {what}: expected every value in one"
                 )
-
-
-def read_placement(
-    path: str | os.PathLike,
-    table_rows: Sequence[int],
-    dim: int,
-    num_ranks: int,
-    dims: Sequence[int] = (),
-) -> Placement:
-    """Reads a placement in the format of `placement_text`.
-
-    Args:
-        table_rows, dim, num_ranks, dims: the expected tables and ranks, as in `Placement`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is for other tables or ranks, has an unknown key, or is not a placement; the
-            message names the file and the expectation.
-    """
-    check_lines(path)
-    document = read_yaml(path)
-    _check_keys(path, "", document, _KEYS)
-    for key, expected, what in (
-        ("ranks", num_ranks, "the number of processes"),
-        ("embedding_dim", dim, "--embedding_dim"),
-    ):
-        if document[key] != expected:
-            raise ValueError(
-                f"{path}: {key}: expected {what}, {expected}, got {brief(document[key])}"
-            )
-    tables = document["tables"]
-    if not isinstance(tables, list) or len(tables) != len(table_rows):
-        got = len(tables) if isinstance(tables, list) else brief(tables)
-        raise ValueError(f"{path}: tables: expected a list of {len(table_rows)}, got {got}")
-    columns = dims or (dim,) * len(table_rows)
-    pieces = [
-        piece
-        for table, (entry, *shape) in enumerate(zip(tables, table_rows, columns, strict=True))
-        for piece in _pieces(path, table, entry, (shape[0], shape[1]), dim)
-    ]
-    try:
-        return Placement(tuple(table_rows), dim, num_ranks, tuple(pieces), tuple(dims))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _pieces(path: Any, table: int, entry: Any, shape: tuple[int, int], dim: int) -> Iterator[Piece]:
-    _check_keys(path, f"table {table}: ", entry, _TABLE_KEYS, {"name", "embedding_dim"})
-    for key, expected in zip(("rows", "embedding_dim"), shape, strict=True):
-        if (got := entry.get(key, dim)) != expected:
-            raise ValueError(
-                f"{path}: table {table}: {key}: expected {expected}, as the model has, got "
-                f"{brief(got)}"
-            )
-    if not isinstance(entry["pieces"], list):
-        raise ValueError(
-            f"{path}: table {table}: pieces: expected a list, got {brief(entry['pieces'])}"
-        )
-    for item in entry["pieces"]:
-        _check_keys(path, f"table {table}: ", item, _PIECE_KEYS, {"rows", "columns"})
-        rank = item["rank"]
-        if rank != _COPIED and type(rank) is not int:
-            raise ValueError(
-                f"{path}: table {table}: rank: expected a number or {_COPIED}, got {brief(rank)}"
-            )
-        ranges = {}
-        for key, size in zip(("rows", "columns"), shape, strict=True):
-            found = item.get(key, [0, size])
-            if not isinstance(found, list) or [type(edge) for edge in found] != [int, int]:
-                raise ValueError(
-                    f"{path}: table {table}: {key}: expected [begin, end], got {brief(found)}"
-                )
-            ranges[key] = (found[0], found[1])
-        held_by = None if rank == _COPIED else rank
-        yield Piece(table, ranges["rows"], ranges["columns"], held_by, shape)
-
-
-def _check_keys(
-    path: Any,
-    where: str,
-    found: Any,
-    keys: set[str],
-    optional: set[str] = frozenset(),  # type: ignore[assignment]
-) -> None:
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path}: {where}expected a map of {_listed(keys)}, got {brief(found)}")
-    for key in found:
-        if key not in keys:
-            raise ValueError(f"{path}: {where}expected only {_listed(keys)}, got {brief(key)}")
-    if missing := keys - optional - set(found):
-        raise ValueError(f"{path}: {where}expected {_listed(missing)}, which are missing")
-
-
-def _listed(keys: set[str]) -> str:
-    return ", ".join(sorted(keys))
-
-
-def placement_text(placement: Placement, names: Sequence[str]) -> str:
-    """Returns a placement as YAML, one line per piece, with a checksum; `read_placement` reads it.
-
-    Args:
-        names: names of the tables, for readers.
-    """
-    lines = [
-        "# Where the embedding tables are, for --placement. A piece has rows and columns",
-        "# [begin, end) of its table, or all of them where none are given; rank: all is a copy on",
-        "# every rank.",
-        f"ranks: {placement.num_ranks}",
-        f"embedding_dim: {placement.dim}",
-        "tables:",
-    ]
-    for table, (name, rows) in enumerate(zip(names, placement.table_rows, strict=True)):
-        lines += [f"- name: {_quoted(name)}", f"  rows: {rows}"]
-        if placement.columns[table] != placement.dim:
-            lines.append(f"  embedding_dim: {placement.columns[table]}")
-        lines.append("  pieces:")
-        for piece in placement.pieces:
-            if piece.table == table:
-                parts = [f"rank: {_COPIED if piece.replicated else piece.rank}"]
-                if not piece.has_all_rows:
-                    parts.append(f"rows: [{piece.rows[0]}, {piece.rows[1]}]")
-                if not piece.has_all_columns:
-                    parts.append(f"columns: [{piece.columns[0]}, {piece.columns[1]}]")
-                lines.append(f"  - {{{', '.join(parts)}}}")
-    return sealed_lines("\n".join(lines) + "\n")
-
-
-def _quoted(name: str) -> str:
-    return "'" + name.replace("'", "''") + "'"

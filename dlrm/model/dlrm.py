@@ -13,16 +13,11 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
-from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING, is_own
+from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP
 from dlrm.model.layers.numerical import bottom_mlp
-from dlrm.model.layers.numerical_embedding import (
-    NUMERICAL_EMBEDDINGS,
-    NumericalEmbedding,
-    NumericalOptions,
-)
-from dlrm.model.layers.own import OwnNumericalEmbedding
+from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
@@ -32,7 +27,6 @@ from dlrm.model.tables.layout import Attended, Bags, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
-from dlrm.store.row_stores import RowStores
 
 
 class DLRM(nn.Module):
@@ -50,8 +44,7 @@ class DLRM(nn.Module):
         seed: seed of the initial values, which depend only on it and on the parameter's name.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.layers.mlp.MLP`; the parameters are the same.
         placement: placement of the tables; None follows `config`.
-        store: holds the rows that are not in memory, and assigns slots to the rows of a batch;
-            `forward` then takes slots instead of ids. None: all rows are in memory.
+        files: directory for the tables' files, see `mapped_zeros`; None keeps them in memory.
 
     Attributes:
         fields_by_rank: the categorical fields whose ids each process takes.
@@ -78,7 +71,7 @@ class DLRM(nn.Module):
         seed: int = 0,
         optimized_mlp: bool = True,
         placement: Placement | None = None,
-        store: RowStores | None = None,
+        files: str | None = None,
     ):
         super().__init__()
         if config.batch_norm and world.size > 1:
@@ -89,12 +82,11 @@ class DLRM(nn.Module):
         if torch.get_default_device().type == "meta":  # as torch's own modules
             world = replace(world, device="meta")
         self.config, self.dtype = config, dtype
-        self.store = store
         self.placement = placement or config.placed(world.size)
         of_fields = self.placement.of_fields(config.tables)
         self.world, self.fields_by_rank = world, of_fields.tables_by_rank()
         self.own_samples_only = of_fields.replicated_alone(world.rank)
-        self.embeddings = make_tables(config, self.placement, world, seed, store)
+        self.embeddings = make_tables(config, self.placement, world, seed, files)
         self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
             self._make_buffers()
@@ -320,8 +312,7 @@ class DLRM(nn.Module):
             if any, one for the wide term. Gradients flow to the rows looked up, even if their
             values have changed in the meantime.
         """
-        if self.store is None:  # otherwise these are slots
-            categorical = self._hashed(categorical, lengths)
+        categorical = self._hashed(categorical, lengths)
         if self._attended and lengths is None:
             lengths, categorical = torch.ones_like(categorical), categorical.flatten()
         pooling = self._pooling or "sum"
@@ -458,15 +449,11 @@ class DLRM(nn.Module):
                 self._unchanged = None
 
 
-def _numerical_embedding(config: DLRMConfig, seed: int) -> NumericalEmbedding | None:
-    kind, num_fields = config.numerical_embedding, config.num_numerical_features
-    if kind == NO_EMBEDDING:
+def _numerical_embedding(config: DLRMConfig, seed: int) -> PiecewiseLinear | None:
+    if config.numerical_embedding == NO_EMBEDDING:
         return None
-    if is_own("numerical_embedding", kind):
-        return OwnNumericalEmbedding(kind, num_fields, config.embedding_dim, seed)
-    options = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
-    made = NUMERICAL_EMBEDDINGS[kind]
-    return made(num_fields, config.embedding_dim, NumericalOptions(*options), seed)
+    sizes = config.num_numerical_features, config.embedding_dim, config.numerical_bins
+    return PiecewiseLinear(*sizes, seed)
 
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]

@@ -10,8 +10,6 @@ from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Held, Tables
 from dlrm.model.tables.multi_table import MultiTableEmbedding
-from dlrm.model.tables.stored import StoredEmbedding
-from dlrm.store.row_stores import RowStores
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -21,13 +19,13 @@ def make_tables(
     placement: Placement,
     world: World = World(),
     seed: int = 0,
-    stores: RowStores | None = None,
+    files: str | None = None,
 ) -> Tables:
     """Returns the tables of vectors, or pieces of them, that a process holds.
 
     Args:
         world: the processes; the tables are made on its device.
-        stores: hold the rows that are not in memory; they get the initial ones. None: all are.
+        files: directory for the tables' files, see `mapped_zeros`; None keeps them in memory.
 
     Raises:
         ValueError: tables are divided or copied, and the configuration's layout has only whole
@@ -51,17 +49,10 @@ def make_tables(
                     "which needs items and candidates side by side; use --placement auto or "
                     "balanced"
                 )
-        return DividedEmbedding(
-            placement, world, initial, dtype, tables=config.tables, stores=stores
-        )
+        return DividedEmbedding(placement, world, initial, dtype, tables=config.tables, files=files)
     pieces = {piece.table: piece for piece in placement.of_rank(world.rank)}
     fields_by_rank = placement.of_fields(config.tables).tables_by_rank()
-    held = Held(pieces, placement.dim, world, config.tables, fields_by_rank)
-    if stores is not None:
-        store = stores.parts[placement.dim]
-        stored = StoredEmbedding(held, initial, store.slots, dtype)
-        store.initial = stored.initial
-        return stored
+    held = Held(pieces, placement.dim, world, config.tables, fields_by_rank, files)
     if config.embedding_type == "multi_table":
         return MultiTableEmbedding(held, initial)
     return JointEmbedding(held, initial, config.embedding_type != "joint", dtype)

@@ -7,7 +7,7 @@ of data, the cuts of the pipeline and the schedule are those of the row.
 import re
 from collections.abc import Callable, Mapping
 
-from dlrm.published.documents.benchmark_row import BenchmarkRow
+from dlrm.published.rows import BenchmarkRow
 
 _COMMON = ("--base_device=cpu", "--print_freq=1", "--benchmark_warmup_steps=0")
 _BATCH = 2
@@ -57,7 +57,7 @@ def _bert(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
 def _dlrm(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     sizes = ("--bottom_mlp_sizes=32,16", "--embedding_dim=16", "--top_mlp_sizes=32,1")
     data: tuple[str, ...] = (f"--synthetic_dataset_table_sizes={','.join(['50'] * 26)}",)
-    if "preset" in given:
+    if "synthetic_dataset_hotness" in given:
         data = ("--synthetic_dataset_table_sizes=1000", "--num_numerical_features=32")
     if given["mode"] == "inference_benchmark":
         data = (

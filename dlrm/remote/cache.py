@@ -3,7 +3,7 @@
     CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
     CACHE/outputs/<digest>/<name>                  output that is not published yet
-    CACHE/streams/<random>/<scheme>/<bucket>/<key> files whose blocks are fetched, see `blocks.py`
+    CACHE/streams/<random>/<scheme>/<bucket>/<key> files of tasks, see `task_files.py`
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.
@@ -32,7 +32,6 @@ _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
 STREAMS = "streams"
-NO_HOST = "-"  # in paths of `task_files`, of hdfs:// without a host
 _VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
@@ -150,7 +149,7 @@ class Cache:
                 for entry, path, place in zip(entries, paths, places, strict=True)
             ]
             absent = [one.entry for one in every if not _has(one.path, one.entry)]
-            self.make_room(total_bytes(absent), uri)
+            self._make_room(total_bytes(absent), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
                 for folder in {os.path.dirname(path) for path in (*paths, *places)}:
                     os.makedirs(folder, exist_ok=True)
@@ -176,7 +175,7 @@ class Cache:
             digest = _digest(f"{root}{entry.key}\n{entry.size}\n{entry.version}")
             yield f"{folder}/{digest[:32]}"
 
-    def make_room(self, needed: int, uri: Uri) -> None:
+    def _make_room(self, needed: int, uri: Uri) -> None:
         """Removes what has not been used for longest, until so many bytes fit.
 
         Raises:
@@ -202,9 +201,9 @@ class Cache:
     def _lacks(self, needed: int) -> bool:
         """Returns whether something has to go before so many bytes are added."""
         used, free = self._used(), shutil.disk_usage(self.folder).free
-        return used > 0 and (used + needed > self.capacity() or needed > free)
+        return used > 0 and (used + needed > self._capacity() or needed > free)
 
-    def capacity(self) -> int:
+    def _capacity(self) -> int:
         """Returns the bytes of objects that are kept at most."""
         if self.limit is not None:
             return self.limit
@@ -260,7 +259,7 @@ def default_folder() -> Path:
 
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
-    return re.sub(rf"/[^\s'\"=,]*{_VIEW}({NO_HOST}(?=/))?", r"\1://", text)
+    return re.sub(rf"/[^\s'\"=,]*{_VIEW}", r"\1://", text)
 
 
 def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ class ForkedStore:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self.protects: bool = self._ask("protects")
         for name in ("entries", "entry", "read", "write", "remove"):
             setattr(self, name, partial(self._ask, name))
 

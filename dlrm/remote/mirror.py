@@ -5,7 +5,6 @@ Training saves, reads and prunes in a local directory. A thread makes the URI re
     URI/step-<step>/...   a checkpoint, its manifest last, so that it appears whole or not at all
     URI/best.json         after the checkpoint that it names
     URI/<log>             with each checkpoint; other files at the end
-    URI/writer.json       the process that writes there; see `lease.py`
 
 Checkpoints that are pruned are deleted last, their manifests first. The URI decides: a local
 directory that a killed run has left counts only if it knows all checkpoints at the URI.
@@ -32,7 +31,6 @@ from dlrm.files import (
 )
 from dlrm.locks import in_use
 from dlrm.remote.cache import Cache, with_uris
-from dlrm.remote.lease import WRITER, Lease
 from dlrm.remote.publish import fetched_directory
 from dlrm.remote.runs import BEST, best_step, whole_steps
 from dlrm.remote.store import Entry, open_store
@@ -86,11 +84,9 @@ class Mirror:
         logs: files to upload with each checkpoint, and their URIs.
     """
 
-    def __init__(
-        self, path: Path, uri: Uri, keep: int, lease: Lease, record: _Record, folder: Path
-    ) -> None:
+    def __init__(self, path: Path, uri: Uri, keep: int, record: _Record, folder: Path) -> None:
         self.path, self.uri, self.logs = path, uri, {}  # type: Path, Uri, dict[Path, Uri]
-        self._keep, self._lease, self._record, self._folder = keep, lease, record, folder
+        self._keep, self._record, self._folder = keep, record, folder
         self._store = open_store(uri, patient=False)
         self._best: bytes | None = b""  # at the URI; unknown at first
         self._wanted: tuple[list[Path], bytes | None] = ([], None)
@@ -180,8 +176,6 @@ class Mirror:
             except (OSError, ValueError) as error:
                 self._failed = one_line(error)
                 self._warn()
-                if self._lease.lost:
-                    return
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
                 pause = min(pause, _PAUSE_AT_END) if last else pause
                 continue
@@ -245,14 +239,12 @@ class Mirror:
             if path.is_file() and path != step / MANIFEST
         }
         upload(self._store, files, self._moving)
-        self._lease.check()
         self._store.write(f"{base}{MANIFEST}", content)
         self._record.write({**self._record.steps, step.name: digest})
         self._moving(len(content))
 
     def _upload_best(self, best: bytes | None) -> None:
         if best != self._best:
-            self._lease.check()
             key = self.uri.below(BEST).key
             if best is None:
                 self._store.remove([key])
@@ -270,8 +262,6 @@ class Mirror:
             name, slash, _ = entry.key.removeprefix(self.uri.folder).partition("/")
             if slash and name.startswith("step-") and name not in kept and name < max(kept):
                 keys.setdefault(name, []).append(entry.key)
-        if keys:
-            self._lease.check()
         for name, own in keys.items():
             self._store.remove([self.uri.below(f"{name}/{MANIFEST}").key])
             remove_all(self._store, own)
@@ -319,31 +309,28 @@ def mirrored(
         saved: errors after which a training has saved its state, such as a request to stop.
 
     Raises:
-        BlockingIOError: another run writes there.
+        BlockingIOError: another run of this machine writes there.
         FileExistsError: the URI has checkpoints, and `resume` is False.
         NotUploadedError: the block has ended, or with an error of `saved`, and something is not at
             the URI; the message has the reason, and its place on this machine.
         OSError, ValueError: the store cannot be read, or an object is damaged.
     """
-    lease = Lease(uri, open_store(uri, patient=False))
-    try:
-        with cache.output(uri) as path:
-            record = _fetch_run(cache, uri, path, resume)
-            mirror = Mirror(path, uri, keep, lease, record, cache.output_folder(uri))
-            try:
-                yield mirror
-            except saved as error:
-                if left := mirror.close(_STOPPED_PATIENCE):
-                    raise NotUploadedError(left) from error
-                raise
-            except BaseException:
-                if left := mirror.close(_STOPPED_PATIENCE):
-                    say_aside(f"warning: {left}")
-                raise
-            if left := mirror.close():
-                raise NotUploadedError(left)
-    finally:
-        lease.release()
+    uri.check_writable()
+    with cache.output(uri) as path:
+        record = _fetch_run(cache, uri, path, resume)
+        mirror = Mirror(path, uri, keep, record, cache.output_folder(uri))
+        try:
+            yield mirror
+        except saved as error:
+            if left := mirror.close(_STOPPED_PATIENCE):
+                raise NotUploadedError(left) from error
+            raise
+        except BaseException:
+            if left := mirror.close(_STOPPED_PATIENCE):
+                say_aside(f"warning: {left}")
+            raise
+        if left := mirror.close():
+            raise NotUploadedError(left)
 
 
 def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
@@ -390,7 +377,7 @@ def _fetch_newest(
     store = open_store(uri)
     for entry in listed:
         name = entry.key.removeprefix(uri.folder)
-        if "/" not in name and name != WRITER and not _is_hidden(name):
+        if "/" not in name and not _is_hidden(name):
             (path / name).write_bytes(store.read(entry))
 
 

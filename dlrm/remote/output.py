@@ -14,7 +14,7 @@ from dlrm.remote.publish import (
     publish,
     publish_plain,
 )
-from dlrm.remote.store import condition, open_store
+from dlrm.remote.store import NEW, open_store
 from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
@@ -151,8 +151,7 @@ class Addition:
         store = open_store(self.uri)
         for key in keys:
             before = self._there.get(key)
-            version = None if before is None else before.version
-            store.write(key, files[key].read_bytes(), condition(store, version))
+            store.write(key, files[key].read_bytes(), before.version if before else NEW)
 
 
 def _key(output: Output | Addition, path: Path) -> str:

@@ -4,8 +4,8 @@
     URI/data-<digest>/...       a published directory, complete in itself
 
 The digest is that of the directory's manifest, so a killed upload continues where it stopped, two
-versions never mix, and the one write of `URI/manifest.json`, conditional where the store has it,
-changes from the old to the new. A directory that was copied to a URI by other tools, with its files
+versions never mix, and the one conditional write of `URI/manifest.json` changes
+from the old to the new. A directory that was copied to a URI by other tools, with its files
 beside its manifest, is read too. `publish_plain` writes that layout, which other programs read: its
 manifest says that it is unfinished until all objects are there.
 
@@ -17,7 +17,7 @@ Readers have them as one file.
 import hashlib
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache, Listing
-from dlrm.remote.store import Entry, Slice, Store, condition, find_entries, open_store
+from dlrm.remote.store import NEW, Entry, Slice, Store, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
@@ -62,11 +62,10 @@ class Published:
         files = self.manifest["files"]
         return {e.key: files[name]["crc32"] for name, e in self.entries.items() if name in files}
 
-    def listing(self, without: Container[str] = ()) -> Listing:
-        """Returns the objects of its files, except some, as files below its place."""
-        own = {entry.key: name for name, entry in self.entries.items() if name not in without}
-        names = {key: f"{self.uri.folder}{name}" for key, name in own.items()}
-        return Listing([self.entries[name] for name in own.values()], names, self.checksums)
+    def listing(self) -> Listing:
+        """Returns the objects of its files, as files below its place."""
+        names = {entry.key: f"{self.uri.folder}{name}" for name, entry in self.entries.items()}
+        return Listing([*self.entries.values()], names, self.checksums)
 
 
 def find_published(uri: Uri) -> Published | None:
@@ -344,7 +343,7 @@ def read_object(store: Store, key: str) -> bytes:
 
 def _point_to(store: Store, uri: Uri, manifest: dict[str, Any], version: str | None) -> None:
     content = sealed_json(manifest).encode()
-    store.write(uri.below(MANIFEST).key, content, condition(store, version))
+    store.write(uri.below(MANIFEST).key, content, version or NEW)
 
 
 def publish_plain(directory: Path, uri: Uri, version: str | None) -> None:
@@ -361,9 +360,9 @@ def publish_plain(directory: Path, uri: Uri, version: str | None) -> None:
     old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
     old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
     text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
-    claim = store.write(place, text.encode(), condition(store, version))
+    claim = store.write(place, text.encode(), version or NEW)
     upload(store, {uri.below(name).key: directory / name for name in manifest["files"]})
-    store.write(place, content, claim if store.protects else None)
+    store.write(place, content, claim)
     remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
 

@@ -1,8 +1,8 @@
 """Storage services behind one interface: list, read ranges, write whole objects, delete.
 
 S3, Google Cloud Storage, Azure and web servers are reached by obstore, which signs requests, keeps
-connections, and repeats failed ones after growing, random pauses; Hadoop by pyarrow. Credentials
-are found as those libraries find them. None is in a message, a manifest or a checkpoint.
+connections, and repeats failed ones after growing, random pauses. Credentials are found as it finds
+them. None is in a message, a manifest or a checkpoint.
 """
 
 import fnmatch
@@ -43,7 +43,6 @@ _SOUGHT = {
     "the container or machine",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, and the service account of the machine",
     "az": "AZURE_STORAGE_ACCOUNT_NAME with a key, a token or a client, and the managed identity",
-    "hdfs": "the user of this process, or Kerberos' ticket",
     "http": "none",
 }
 _STORES = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
@@ -98,13 +97,9 @@ class Store(Protocol):
     All methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
     PermissionError with the credentials that were looked for, FileExistsError for a write that the
     condition refuses.
-
-    Attributes:
-        protects: whether `only_if` of `write` holds against other writers.
     """
 
     root: Uri
-    protects: bool
 
     def entries(self, prefix: str) -> list[Entry]:
         """Returns all objects whose keys begin with a prefix, by key."""
@@ -146,10 +141,6 @@ def open_store(uri: Uri, patient: bool = True) -> Store:
 
 @lru_cache(maxsize=16)
 def _opened(root: Uri, process: int, patient: bool) -> Store:
-    if root.scheme == "hdfs":
-        from dlrm.remote.hdfs import open_hdfs
-
-        return open_hdfs(root)
     if _connected_in and _connected_in != {process}:
         from dlrm.remote.forked import ForkedStore
 
@@ -213,7 +204,6 @@ class _ObjectStore:
         self.root = root
         self._retries = _RETRIES if patient else {**_RETRIES, **_IMPATIENT}
         self._patient, self._repeats = patient, _REPEATS if patient else 1
-        self.protects = root.scheme not in ("http", "https")
         try:
             import obstore
         except ImportError as error:
@@ -276,7 +266,8 @@ class _ObjectStore:
         if entry.slices:
             return read_slices(self, entry, begin, end)
         options: Any = {"range": (begin, end)}
-        if self.protects and not entry.version.startswith("size "):
+        is_web = self.root.scheme in ("http", "https")
+        if not is_web and not entry.version.startswith("size "):
             options["if_match"] = entry.version
         for turn in range(self._repeats + 1):
             with self._named(entry.key, reading=True):
@@ -429,11 +420,6 @@ def _reason(error: BaseException) -> str:
     first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
     return one_line(first.partition("Debug source")[0]).rstrip(": ")[:300]
-
-
-def condition(store: Store, version: str | None) -> str | None:
-    """Returns `only_if` of a write over a version, or over nothing; None if nothing holds it."""
-    return (NEW if version is None else version) if store.protects else None
 
 
 def total_bytes(entries: Sequence[Entry]) -> int:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from dlrm.locks import new_suffix
 from dlrm.manifest import slice_sums
 from dlrm.mapped_files import map_npy
-from dlrm.remote.cache import NO_HOST, STREAMS  # paths from which messages make URIs
+from dlrm.remote.cache import STREAMS  # paths from which messages make URIs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +52,7 @@ _active: ContextVar["NodeFiles | None"] = ContextVar("_active", default=None)  #
 
 def path_of(uri: "Uri") -> str:
     """Returns the path of a URI below a root."""
-    return f"{uri.scheme}/{uri.authority or NO_HOST}/{uri.key.rstrip('/')}"
+    return f"{uri.scheme}/{uri.authority}/{uri.key.rstrip('/')}"
 
 
 def is_active() -> bool:
@@ -156,7 +156,7 @@ class NodeFiles:
         from dlrm.remote.uri import Uri
 
         scheme, authority, key = os.path.relpath(path, self.root).split("/", 2)
-        return open_store(Uri(scheme, authority.removeprefix(NO_HOST))), key
+        return open_store(Uri(scheme, authority)), key
 
     def entry(self, path: str) -> "Entry":
         """Returns the object of a path: of an input the one that the driver has found."""
@@ -172,8 +172,6 @@ class NodeFiles:
 
         store, key = self.store_of(path)
         known = self.entries.get(os.path.relpath(path, self.root))
-        if known is None and not store.protects:  # whose reads compare times
-            known = store.entry(key)
         return store, known or Entry(key, 0, "size unknown", 0.0)
 
     def fetch(self, path: str, ranges: Sequence[tuple[int, int]] | None) -> None:

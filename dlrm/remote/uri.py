@@ -15,7 +15,6 @@ SCHEMES = {
     "az": "Azure Blob Storage",
     "abfs": "Azure Blob Storage",
     "abfss": "Azure Blob Storage",
-    "hdfs": "Hadoop's file system",
     "https": "a web server, to read single files",
     "http": "a web server, to read single files",
 }
@@ -62,7 +61,7 @@ class Uri:
         if scheme not in SCHEMES:
             known = ", ".join(f"{name}://" for name in SCHEMES)
             raise ValueError(f"{shown}: expected a URI of {known}, or a path, got {scheme}://")
-        if not authority and scheme != "hdfs":  # of which the configuration names the host
+        if not authority:
             raise ValueError(f"{shown}: expected a bucket, as in {scheme}://bucket/{key}, got none")
         if "?" in key and scheme in ("http", "https"):
             raise ValueError(f"{shown.partition('?')[0]}: expected a URI without a query")

@@ -43,9 +43,7 @@ _SHORT = {"log_format": "short"}
 COMMANDS = {
     "schema": Command(_DATA, "dlrm.scripts.schema", "draft a schema from tables"),
     "prepare": Command(_DATA, "dlrm.scripts.prepare", "turn tables or logs into a dataset"),
-    "verify": Command(_DATA, "dlrm.scripts.verify_dataset", "check a dataset for damage"),
     "convert": Command(_DATA, "dlrm.scripts.convert", "convert a dataset to Parquet"),
-    "fetch": Command(_DATA, "dlrm.scripts.fetch", "copy what is at a URI to a directory"),
     "train": Command(_MODELS, _MAIN, "train a model", _SHORT | {"mode": "train"}, _DIST_MAIN),
     "test": Command(_MODELS, _MAIN, "test a checkpoint", _SHORT | {"mode": "test"}, _DIST_MAIN),
     "evaluate": Command(
@@ -54,10 +52,7 @@ COMMANDS = {
     "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
     "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
     "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
-    "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
-    "checkpoint": Command(
-        _MODELS, "dlrm.scripts.checkpoint", "inspect, compare or convert checkpoints"
-    ),
+    "checkpoint": Command(_MODELS, "dlrm.scripts.checkpoint", "inspect or convert checkpoints"),
     "export": Command(_SERVING, "dlrm.deployment.export", "write a model repository for Triton"),
     "serve": Command(_SERVING, "dlrm.deployment.server", "run a Triton server"),
     "client": Command(_SERVING, "dlrm.deployment.client", "send rows to a Triton server"),

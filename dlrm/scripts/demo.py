@@ -121,7 +121,7 @@ class _Stages:
         _title(5, "evaluating it on rows on which nothing was chosen")
         flags = {"checkpoint": run / "checkpoints", "dataset": dataset, "split": "validation"}
         flags |= {"importance": True, "output": run / "evaluation"}
-        shown = "^(note|page):|^(metric|auc|log_loss|calibration) "
+        shown = "^(note|page):|^(metric|AUC|log loss|calibration) "
         self._run("evaluate", flags, shown)
 
     def _run(self, name: str, flags: Mapping[str, Any], shown: str = "") -> None:

@@ -36,10 +36,7 @@ from dlrm.serving.scoring import Scoring, check_logits, probability, shares_of
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.results import read_results
-from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
-from dlrm.train.checkpoints.saved_rows import STORES
 
 if TYPE_CHECKING:
     from dlrm.data.tables.draft import Draft
@@ -159,9 +156,6 @@ class Predictor(Judged, Scoring):
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
 
-        Rows in a store (`--table_store`) are written into files, so that the copy needs no store;
-        the optimizers' state is then left out. Members of an ensemble refer to their stores.
-
         `dlrm.load`, `dlrm predict`, `dlrm export` and the `--load_checkpoint_path` of `dlrm train`
         read it.
 
@@ -194,10 +188,7 @@ class Predictor(Judged, Scoring):
         ):
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            if read_config(self.path).get(STORES):
-                fill_saved(read_saved(self.path), staging)
-            else:
-                shutil.copytree(self.path, staging, dirs_exist_ok=True)
+            shutil.copytree(self.path, staging, dirs_exist_ok=True)
             if self.recalibration is not None:
                 add_recalibration(staging, self.recalibration)
 

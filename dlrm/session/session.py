@@ -202,13 +202,6 @@ class Session:
             checkpoints.saved = self._mirror.saved
             self._mirror.add_log(values["log_path"])
         self.at_the_end.callback(checkpoints.close)
-        with self.agreed():
-            if checkpoints.nodes.senders and values.get("table_store"):
-                raise ValueError(
-                    f"--table_store {values['table_store']}: expected one folder of checkpoints "
-                    f"that all nodes see, since they refer to the stores; {checkpoints.path} of "
-                    "rank 0 is not seen by all"
-                )
         new_or_resumed(checkpoints, values["resume"])
         return checkpoints
 

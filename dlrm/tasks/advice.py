@@ -7,7 +7,7 @@ import torch
 from dlrm.host_cores import idle_cores
 from dlrm.model.config import FUSED_TYPES
 from dlrm.model.tables.placement import AUTO
-from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
+from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, UPDATE
 from dlrm.tasks.config import ClickConfig
 from dlrm.tasks.recommendation import Recommendation
 
@@ -39,7 +39,6 @@ def advice(
             ("--amp", not half),
             ("a larger --batch_size", True),
         ],
-        STORE: [("more --table_memory", True)],
         PRODUCTS: [
             recording,
             ("OMP_NUM_THREADS=1, since other programs use the cores", _is_crowded(config, task)),

@@ -6,7 +6,7 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 import hashlib
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -31,14 +31,11 @@ from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
-from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
-from dlrm.tasks.click_memory import agree_on_memory, agree_that_teacher_fits, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
 from dlrm.tasks.config import (
-    ADAM_SWITCHES,
     AUTO_PRODUCTS,
     CONSTANT,
     PRODUCTS,
@@ -54,10 +51,8 @@ from dlrm.tasks.continuing import (
     facts_of,
     learning_rate_mode,
 )
+from dlrm.tasks.footprint import Footprint, agree_that_tables_fit, agree_that_teacher_fits
 from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.planning.machines import machine_of
-from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
-from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
     CONTINUES,
@@ -105,7 +100,6 @@ class ClickRun(Run):
         checkpoint: Path | None = None,
         mode: str = "train",
         resumable: Collection[str] = (),
-        fixed: Collection[str] = (),
     ) -> "ClickRun":
         """Opens the data and makes the model, on all ranks in step.
 
@@ -115,16 +109,8 @@ class ClickRun(Run):
                 use during the run.
             mode: "train", "test" or "inference_benchmark".
             resumable: other settings in `values` that a resumed run may change.
-            fixed: settings that the caller cannot change where memory is short.
         """
-        return _Opening(values, world, checkpoint, mode, resumable, fixed).run()
-
-    def __enter__(self) -> "ClickRun":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.task.model.store is not None:
-            self.task.model.store.close()  # or the view that has replaced it
+        return _Opening(values, world, checkpoint, mode, resumable).run()
 
     @property
     def data_name(self) -> str:
@@ -139,8 +125,6 @@ class ClickRun(Run):
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)
         kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
-        for switch in ADAM_SWITCHES:
-            kept.pop(f"--{switch}", None)  # the flag that it stands for is recorded, too
         return kept
 
     def own_part(self) -> Datasets:
@@ -202,36 +186,41 @@ class ClickRun(Run):
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
         device, roles = self.world.device, roles_of(datasets)
-        trained, tested = (self.task.slots(trains) for trains in (True, False))
         order = self.config.data.shuffle_batch_order, self.config.data.seed
         source = None
         if self.teacher is not None:
             weight = self.config.distill.distill_weight
             rows = datasets.train, self.whole.train
             source = Distilled(*rows, self.teacher, weight, self.world)
-        batches = ClickLoader(datasets.train, device, *order, trained, source)
+        batches = ClickLoader(datasets.train, device, *order, source)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
         return SplitBatches(
             batches,
-            ClickLoader(named[roles.chooses], device, slots=tested),
-            ClickLoader(reports, device, slots=tested) if reports else None,
+            ClickLoader(named[roles.chooses], device),
+            ClickLoader(reports, device) if reports else None,
             roles,
         )
 
     def trainer_arguments(self, train: ClickDataset) -> dict[str, Any]:
-        """Returns the arguments of a `Trainer` besides its reports and checkpoints."""
+        """Returns the arguments of a `Trainer` besides its reports and checkpoints.
+
+        Raises:
+            OSError: the directory of --table_files has too little room for the optimizer's state.
+        """
         config, task = self.config, self.task
         one_look_up = train.one_id_each and config.train.gradient_accumulation_steps == 1
         num_steps = config.train.num_steps(len(train))
         schedule = config.schedule
         if self.values["continue_lr"] == CONSTANT:
             schedule = ScheduleConfig(schedule="constant", lr=schedule.lr)
+        with agreed(self.world, OSError):
+            optimizers = task.optimizers(config.optimizers, one_look_up)
         return {
             "task": task,
             "world": self.world,
             "run": self.recorded(),
-            "optimizers": task.optimizers(config.optimizers, one_look_up),
+            "optimizers": optimizers,
             "schedule": schedule.rates(num_steps, len(train)),
             "schedule_restarts": self.values["continue_lr"] == REWARM,
             "config": config.train,
@@ -306,11 +295,10 @@ class _Opening:
         checkpoint: Path | None,
         mode: str,
         resumable: Collection[str],
-        fixed: Collection[str],
     ) -> None:
         self.values, self.world, self.checkpoint = values, world, checkpoint
         self.mode, self.trains = mode, mode == "train"
-        self.resumable, self.fixed = {*RESUMABLE, *resumable}, fixed
+        self.resumable = {*RESUMABLE, *resumable}
         with agreed(world, *USER_ERRORS):
             if not self.trains:  # a test weights rows as the training's tests did
                 self.values = with_saved_flags(values, checkpoint, ["sample_weights"])
@@ -350,14 +338,14 @@ class _Opening:
                 field_dims=field_dims,
             )
         with agreed(world, *USER_ERRORS):
-            placement = self._placed(architecture, whole)
+            placement = self._placed(architecture)
         content = zlib.crc32(repr(placement.pieces).encode())
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
         read = whole.train if self.trains else whole.test
         unrecorded = self._unrecorded(read, placement)
         with agreed(world, *USER_ERRORS):
-            task = self._task(architecture, unrecorded, placement, whole)
+            task = self._task(architecture, unrecorded, placement)
             told_by = fingerprint(read)
             self._choose_products(task)
         days, evicted = self._days(whole, architecture)
@@ -463,42 +451,28 @@ class _Opening:
             self.known, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
         )
 
-    def _placed(self, architecture: DLRMConfig, whole: Datasets) -> Placement:
-        """Returns the placement of the tables; "auto" uses the planner."""
-        world = self.world
-        if architecture.placement == AUTO and world.size > 1:
-            workload = replace(self._workload(architecture), lookups=mean_ids(whole.train))
-            limits = Limits(world.size, fixed_shapes=self.config.step.cuda_graphs)
-            placement = plan_placement(workload, limits, machine_of(world.device))
-        else:
-            placement = architecture.placed(world.size)
-        if self._workload(architecture).optimizer is not None:
+    def _placed(self, architecture: DLRMConfig) -> Placement:
+        """Returns the placement of the tables."""
+        placement = architecture.placed(self.world.size)
+        if self.trains and not self.config.optimizers.freeze_embeddings:
             check_optimizer(placement, self.config.optimizers)
         return placement
 
-    def _workload(self, architecture: DLRMConfig) -> Workload:
-        config = self.config
-        return Workload.of_run(
-            architecture,
-            config.data.batch_size if self.trains else config.data.test_batch_size,
-            config.optimizers if self.trains else None,
-            half=config.precision.dtype(self.world.device) != torch.float32,
-            ema=config.step.ema_decay is not None,
-        )
-
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
-        fixed = [*self.fixed]
-        fixed += ["embedding_dim", "max_table_size"] if self.known else []
-        fixed += ["embedding_optimizer", "base_device"] if self.resumed else []
-        fixed += ["processes"] if self.mode == "inference_benchmark" else []
-        may_have_store = {
-            "train": self.config.may_have_store,
-            "test": self.checkpoint is not None,
-            "inference_benchmark": False,
-        }
-        fixed += [] if may_have_store[self.mode] else ["table_store"]
-        workload, tables = self._workload(architecture), self.config.tables
-        agree_on_memory(workload, self.world, fixed, placement, tables)
+        """Checks that the tables fit in memory, or that they can be in files."""
+        config, files = self.config, self.config.step.table_files
+        if files is None:
+            footprint = Footprint(architecture, config.optimizers if self.trains else None)
+            agree_that_tables_fit(footprint, placement, self.world)
+        elif self.world.device != "cpu":
+            raise ValueError(
+                f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
+            )
+        elif architecture.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--table_files {files} needs --embedding_type joint_fused, got "
+                f"{architecture.embedding_type}"
+            )
 
     def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
         """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
@@ -513,7 +487,6 @@ class _Opening:
         architecture: DLRMConfig,
         unrecorded: str | None,
         placement: Placement,
-        whole: Datasets,
     ) -> Recommendation:
         config, world, step = self.config, self.world, self.config.step
         recorded, kind = step.cuda_graphs and unrecorded is None, architecture.embedding_type
@@ -522,15 +495,6 @@ class _Opening:
                 f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
                 "torch's optimizers of sparse gradients wait for the GPU at every step"
             )
-        store = table_store(
-            config.tables,
-            architecture,
-            config.optimizers if self.trains else None,
-            world,
-            placement,
-            self.values["save_checkpoint_path"],
-            whole,
-        )
         return Recommendation(
             architecture,
             world,
@@ -542,7 +506,7 @@ class _Opening:
             execution=step.execution,
             has_clicks=config.data.has_clicks,
             placement=placement,
-            store=store,
+            files=step.table_files,
         )
 
     def _choose_products(self, task: Recommendation) -> None:

@@ -7,17 +7,11 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import Values
 from dlrm.model.config import DLRMConfig
 from dlrm.settings import check_settings, resumable_of, setting, settings_of
-from dlrm.store.config import TableStoreConfig
 from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, check_schedule
 
 AUTO_PRODUCTS = "auto"
-# NVIDIA's switches for Adam, and the flag that each stands for.
-ADAM_SWITCHES = {
-    "Adam_embedding_optimizer": "embedding_optimizer",
-    "Adam_MLP_optimizer": "mlp_optimizer",
-}
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
 SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")
 CLICK_EXECUTIONS = ("eager", "graph", "lazy")
@@ -67,6 +61,15 @@ class StepConfig:
         "Test and serve an EMA, with this decay, of all weights except the tables; default: no EMA",
         least=0,
         below=1,
+    )
+    table_files: str | None = setting(
+        None,
+        "Directory, on a fast local disk, for files of the tables and of their optimizer's state, "
+        "which the operating system keeps in memory as far as there is room; CPU only, needs "
+        "--embedding_type joint_fused. The results are the same, bit for bit. The files go with "
+        "the process",
+        topic="Tables larger than memory",
+        resumable=True,
     )
     auc_device: str = setting(
         "GPU",
@@ -162,7 +165,6 @@ class ClickConfig:
         optimizers: optimizers of the tables and of the rest.
         precision: precision of the network.
         step: computation of the steps and tests.
-        tables: location of the rows that are not in memory.
         distill: teacher of the training.
     """
 
@@ -172,7 +174,6 @@ class ClickConfig:
     optimizers: OptimizerConfig
     precision: PrecisionConfig
     step: StepConfig = StepConfig()
-    tables: TableStoreConfig = TableStoreConfig()
     distill: DistillConfig = DistillConfig()
 
     def __post_init__(self) -> None:
@@ -182,11 +183,6 @@ class ClickConfig:
                 f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
                 f"step; expected less than {1 / rate:.3g}"
             )
-
-    @property
-    def may_have_store(self) -> bool:
-        """Returns whether the training allows rows of tables to be in a store."""
-        return not self.optimizers.embedding_l2 or self.optimizers.embedding_l2_mode != "all"
 
     @classmethod
     def from_values(cls, values: Values, **data: Any) -> "ClickConfig":
@@ -205,7 +201,6 @@ class ClickConfig:
             optimizers=values.config(OptimizerConfig),
             precision=values.config(PrecisionConfig),
             step=values.config(StepConfig),
-            tables=values.config(TableStoreConfig),
             distill=values.config(DistillConfig),
         )
 
@@ -229,7 +224,6 @@ CLICK_CONFIGS: tuple[tuple[str, type], ...] = (
     ("Training", StepConfig),
     ("Training", DistillConfig),
     ("Learning rate", ScheduleConfig),
-    ("Tables larger than memory", TableStoreConfig),
     ("Optimizers", OptimizerConfig),
     ("Checkpoints and files", ClickCheckpointConfig),
 )

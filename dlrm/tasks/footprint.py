@@ -1,25 +1,25 @@
-"""Checks, before any table is made, that a model's tables fit in memory, and proposes what fits."""
+"""Checks, before any table is made, that a model's tables fit in memory."""
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from dlrm.distributed import World, agreed, gather
-from dlrm.distributed.placement import Placement
-from dlrm.model.tables.placement import AUTO, PLACEMENTS
-from dlrm.tasks.planning.changes import smaller_dim, smaller_optimizer, smaller_tables, stored
-from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan_placement
-from dlrm.tasks.planning.workload import Workload, table_bytes
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.host_memory import host_memory, machine
+from dlrm.model.config import DLRMConfig
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.state import MEMBERS
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
-GIB = 2**30
-_ANY = MACHINES["cpu"]  # bytes depend on no constant of a machine
+_GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of a device or a machine, in which processes keep their tables.
 
     Attributes:
@@ -35,139 +35,103 @@ class Memory:
     total: int
 
 
-def agree_that_tables_fit(
-    workload: Workload,
-    world: World,
-    host: Memory | None,
-    fixed: Collection[str] = (),
-    placement: Placement | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Footprint:
+    """The bytes of a model's tables.
+
+    Attributes:
+        optimizers: the optimizers of a training; None without one.
+    """
+
+    config: DLRMConfig
+    optimizers: OptimizerConfig | None = None
+
+    def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
+        """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
+        values = state = 0
+        for piece in pieces:
+            values += piece.num_bytes()
+            state += piece.num_rows * self._state_bytes(piece.width)
+            if self.config.wide and piece.columns[0] == 0:
+                values += piece.of_one_column().num_bytes()
+                state += piece.num_rows * self._state_bytes(1)
+        return values, state
+
+    def _state_bytes(self, dim: int) -> int:
+        """Returns the bytes of the optimizer's state of a row of `dim` values."""
+        chosen = self.optimizers
+        if chosen is None or chosen.freeze_embeddings:
+            return 0
+        l2_of_all = bool(chosen.embedding_l2) and chosen.embedding_l2_mode == "all"
+        return TABLE_OPTIMIZERS[chosen.embedding_optimizer].state_bytes(1, dim, l2_of_all)
+
+
+def agree_that_tables_fit(footprint: Footprint, placement: Placement, world: World) -> None:
     """Checks the memory of every process's device, if known; all processes call it together.
 
     Args:
-        world: the processes, none of which has made a table yet.
-        host: memory of this process's machine; None if unknown.
-        fixed: settings not to propose, see `alternatives`.
-        placement: placement of the tables; None follows the configuration.
+        placement: placement of the tables, none of which is made yet.
 
     Raises:
-        ValueError: too little is free for the tables of a process; the message has the numbers and
-            proposes what would fit.
+        ValueError: too little is free for the tables of a process; the message has the numbers.
     """
-    device = host
+    everyone = gather(_memory(world), world)
+    devices = [memory for memory in everyone if memory is not None]
+    if len(devices) == world.size:
+        with agreed(world, ValueError):
+            check_tables_fit(footprint, placement, devices)
+
+
+def _memory(world: World) -> Memory | None:
+    """Returns the memory of this process's device, or None if it is unknown."""
     if world.device != "cpu":
-        device = Memory(world.device, f"rank {world.rank}", *torch.cuda.mem_get_info(world.device))
-    everyone = gather((device, host), world)
-    devices = [theirs for theirs, _ in everyone if theirs is not None]
-    hosts = [theirs for _, theirs in everyone if theirs is not None]
-    if len(devices) < world.size:
-        return
-    if world.device == "cpu":
-        fixed = {*fixed, "processes", "base_device"}
-    elif len(hosts) < world.size:
-        fixed = {*fixed, "base_device"}
-    with agreed(world, ValueError):
-        check_tables_fit(workload, devices, hosts, fixed, placement)
+        found = torch.cuda.mem_get_info(world.device)
+        return Memory(world.device, f"rank {world.rank}", *found)
+    return Memory("the host", machine(), *memory) if (memory := host_memory()) else None
 
 
-def check_tables_fit(
-    workload: Workload,
-    devices: Sequence[Memory],
-    hosts: Sequence[Memory],
-    fixed: Collection[str] = (),
-    placement: Placement | None = None,
-) -> None:
-    """Does the same as `agree_that_tables_fit`, given the memory of all devices and machines."""
-    config, optimizer = workload.config, workload.optimizer
-    placement = placement or config.placed(len(devices))
-    short = _shortage(placement, workload, devices)
-    if short is None:
-        return
-    memory, needed = short
-    ranks = [rank for rank, other in enumerate(devices) if other.place == memory.place]
-    held = table_bytes(placement, workload)
-    weights = sum(held[rank].weights for rank in ranks)
-    rows = weights // replace(workload, optimizer=None).row_bytes
-    named = (
-        f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})" if len(devices) > 1 else ""
-    )
-    beside = " and a wide weight" if config.wide else ""
-    parts = f"{rows:,} rows of {config.embedding_dim} values{beside}"
-    if config.has_narrow_tables:
-        parts = f"{weights // 4:,} values of tables of {min(config.table_dims)} columns and more"
-    if needed > weights:
-        state = f"{_shown(needed - weights)} of {optimizer}'s state"
-        parts = f"{_shown(weights)} of {parts} and {state}"
-    if config.placement not in PLACEMENTS:  # a file for these tables and processes
-        fixed = {*fixed, "embedding_dim", "max_table_size", "processes"}
-    fitting = "; ".join(alternatives(workload, devices, hosts, fixed))
-    raise ValueError(
-        f"the embedding tables need {_shown(needed)} on {memory.name}{named}, where "
-        f"{_shown(memory.free)} of {_shown(memory.total)} are free: {parts}. "
-        + (f"What fits: {fitting}" if fitting else "No other value of one flag makes them fit")
-    )
+def check_tables_fit(footprint: Footprint, placement: Placement, devices: Sequence[Memory]) -> None:
+    """Does the same as `agree_that_tables_fit`, given the memory of every process's device."""
+    held = [footprint.of(placement.of_rank(rank)) for rank in range(placement.num_ranks)]
+    for memory in {device.place: device for device in devices}.values():
+        ranks = [rank for rank, device in enumerate(devices) if device.place == memory.place]
+        values, state = (sum(held[rank][i] for rank in ranks) for i in (0, 1))
+        if values + state <= memory.free:
+            continue
+        named = f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
+        of_state = f", {_shown(state)} of it the optimizer's state" if state else ""
+        files = ", or --table_files DIR" if memory.name == "the host" else ""
+        raise ValueError(
+            f"the embedding tables need {_shown(values + state)} on {memory.name}"
+            f"{named if len(devices) > 1 else ''}{of_state}, and {_shown(memory.free)} of "
+            f"{_shown(memory.total)} are free. Smaller: --embedding_dim, --embedding_optimizer "
+            f"sgd, --hash_indices with --max_table_size, more processes{files}"
+        )
 
 
-def alternatives(
-    workload: Workload,
-    devices: Sequence[Memory],
-    hosts: Sequence[Memory],
-    fixed: Collection[str] = (),
-) -> Iterator[str]:
-    """Yields flags with which the tables would fit, each with the smallest change that does.
-
-    They leave a tenth of the free memory to the rest of the model and to a batch's activations.
+def agree_that_teacher_fits(checkpoint: Path, world: World) -> None:
+    """Checks that each process can load the tables of a teacher; all call it together.
 
     Args:
-        devices: memory of each process's device.
-        hosts: memory of each process's machine.
-        fixed: settings to keep, among "embedding_dim", "embedding_optimizer", "max_table_size",
-            "processes", "table_store" and "base_device".
+        world: the processes, which have made their own tables.
+
+    Raises:
+        ValueError: too little memory is free; the message has the numbers.
+        FileNotFoundError: the checkpoint is incomplete.
     """
-    devices = [replace(memory, free=memory.free * 9 // 10) for memory in devices]
-    hosts = [replace(memory, free=memory.free * 9 // 10) for memory in hosts]
-    config, num_ranks = workload.config, len(devices)
-
-    def fit(changed: Workload, on: Sequence[Memory] = devices) -> bool:
-        return _shortage(changed.config.placed(num_ranks), changed, on) is None
-
-    for name, change in _CHANGES.items():
-        if name not in fixed:
-            yield from change(workload, fit)
-    if "processes" not in fixed:
-        least = min(memory.free for memory in devices)
-        for count in range(num_ranks + 1, len(config.embedding_rows) + 1):
-            if max(map(sum, table_bytes(config.placed(count), workload))) <= least:
-                yield f"{count} processes with a GPU like this each (torchrun)"
-                break
-    if num_ranks > 1 and config.placement != AUTO:
-        planned = plan_placement(workload, Limits(num_ranks), _ANY)
-        if _shortage(planned, workload, devices) is None:
-            yield f"--placement {AUTO}"
-    if "table_store" not in fixed and [*devices] == [*hosts]:  # GPUs have no store
-        sharing = Counter(memory.place for memory in devices)
-        each = min(memory.free // sharing[memory.place] for memory in devices)
-        yield from stored(workload, config.placed(num_ranks), each)
-    if "base_device" not in fixed and fit(workload, hosts):
-        yield "--base_device cpu"
-
-
-_CHANGES = {
-    "embedding_dim": smaller_dim,
-    "embedding_optimizer": smaller_optimizer,
-    "max_table_size": smaller_tables,
-}
-
-
-def _shortage(
-    placement: Placement, workload: Workload, devices: Sequence[Memory]
-) -> tuple[Memory, int] | None:
-    """Returns the first memory with too little free, and the bytes needed there."""
-    needed: dict[str, int] = {}
-    for memory, held in zip(devices, table_bytes(placement, workload), strict=True):
-        needed[memory.place] = needed.get(memory.place, 0) + sum(held)
-    return next(((m, needed[m.place]) for m in devices if needed[m.place] > m.free), None)
+    memory = _memory(world)
+    loads = gather(memory and memory.place, world).count(memory and memory.place)
+    with agreed(world, ValueError, OSError):
+        config = read_config(checkpoint)
+        values = sum(table["rows"] * table["dim"] for table in config["tables"])
+        needed = 4 * values * config.get(MEMBERS, 1) * loads
+        if memory and needed > memory.free:
+            times = f" in {loads} processes" if loads > 1 else ""
+            raise ValueError(
+                f"--distill {checkpoint}: its tables need {_shown(needed)}{times}, and "
+                f"{_shown(memory.free)} of {_shown(memory.total)} are free"
+            )
 
 
 def _shown(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:,.2f} MiB"
+    return f"{size / _GIB:,.2f} GiB" if size >= _GIB / 10 else f"{size / 2**20:,.2f} MiB"

@@ -13,17 +13,16 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
+from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
-from dlrm.store.row_stores import RowStores
 from dlrm.tasks.click_task import ClickTask
-from dlrm.tasks.slots import InOrderOfRecords, Slots
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer, wide_optimizer
+from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another, sum_of_losses
 
@@ -36,7 +35,6 @@ class ClickLoader:
     Args:
         device: destination of the batches.
         shuffle: take whole batches in random order.
-        slots: assigns slots to the rows of batches if the tables are in a store; None keeps ids.
         source: reads the batches in place of `dataset`, with other labels.
     """
 
@@ -46,12 +44,11 @@ class ClickLoader:
         device: str = "cpu",
         shuffle: bool = False,
         seed: int = 0,
-        slots: Slots | None = None,
         source: Readable[Batch] | None = None,
     ):
         self.source = source or dataset
         self.dataset, self.device, self.shuffle, self.seed = dataset, device, shuffle, seed
-        self.num_samples, self.slots = dataset.num_samples, slots
+        self.num_samples = dataset.num_samples
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -60,9 +57,7 @@ class ClickLoader:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
         at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
-        indices = self.dataset.ahead(order[start:].tolist())
-        found = prefetch(self.source, indices, self.device, at_once=at_once)
-        return self.slots.ahead(found) if self.slots else found
+        return prefetch(self.source, order[start:].tolist(), self.device, at_once=at_once)
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
         """Yields `count` batches of full size, repeating them if there are fewer."""
@@ -76,7 +71,7 @@ class Recommendation(ClickTask):
     Args:
         recorder: records `infer` and replays it from then on; None does not.
         execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
-        dtype, optimized_mlp, placement, store: see `DLRM`.
+        dtype, optimized_mlp, placement, files: see `DLRM`.
         auc_on_cpu, has_clicks: see `ClickTask`.
     """
 
@@ -94,11 +89,11 @@ class Recommendation(ClickTask):
         execution: str = "eager",
         has_clicks: bool = True,
         placement: Placement | None = None,
-        store: RowStores | None = None,
+        files: str | None = None,
     ):
-        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
+        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, files)
         super().__init__(model, world, auc_on_cpu, has_clicks)
-        self.recorder, self.execution = recorder, execution
+        self.recorder, self.execution, self._files = recorder, execution, files
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
@@ -129,24 +124,14 @@ class Recommendation(ClickTask):
             found = self.model.rows_by_weight(batch.categorical, batch.lengths)
             self._deferring.before_look_up(found)
 
-    def slots(self, trains: bool = False) -> Slots | None:
-        """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
-        return Slots(self.model, trains) if self.model.store is not None else None
-
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
-        merging: AbstractContextManager = nullcontext()
-        if self.model.store is not None and len(batches) > 1:
-            widths = self.model.store.widths_of(self.table_parameters())
-            weights = [(weight, dim) for (weight, _), dim in widths if weight.requires_grad]
-            merging = InOrderOfRecords(self.model.store, weights)
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
-        with merging:
-            if parameters:
-                return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
-            return one_after_another(self.loss, batches, scaler, before_last)
+        if parameters:
+            return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
+        return one_after_another(self.loss, batches, scaler, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
@@ -209,32 +194,24 @@ class Recommendation(ClickTask):
         groups, result = self.parameter_groups(), []
         if not config.freeze_embeddings:
             check_optimizer(self.model.placement, config)
-        held, wide = groups["tables"], self._wide_parameters(config)
-        if wide:
-            held = [weight for weight in held if all(weight is not other for other in wide)]
-        if held and not config.freeze_embeddings:
+        if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes = self.model.one_row_each() if one_look_up else {}
             kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
-            tables = table_optimizer(kind, held, native, low, sizes, *l2)
+            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
             self._deferring = None
             if isinstance(tables, RowOptimizer) and tables.defers:
                 self._deferring = tables
             result.append(tables)
-            if wide:
-                result.append(wide_optimizer(config, wide, sizes))
+            if self._files is not None:
+                assert isinstance(tables, RowOptimizer), "--embedding_type joint_fused"
+                tables.move_state(partial(mapped_zeros, self._files))
         if not config.freeze_mlps:
             result.append(
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
             )
         return result
-
-    def _wide_parameters(self, config: OptimizerConfig) -> list[nn.Parameter]:
-        """Returns the weights of the wide term if they have an optimizer of their own."""
-        if config.wide_optimizer is None or self.model.wide is None:
-            return []
-        return [weight for weight, _ in self.model.wide.table_parameters()]
 
 
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced

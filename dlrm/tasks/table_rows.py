@@ -1,116 +1,20 @@
-"""Checkpoints with longer tables, or with reinitialized rows.
+"""Checkpoints that get longer tables, or reinitialized rows, while they are loaded.
 
-`grow_tables` and `evict_rows` write a copy, in which unchanged files are hard links if the file
-system allows it; `changed_rows` changes a checkpoint while it is loaded. Checkpoints hold whole
-float32 tables, so either loads like the checkpoint that it was made from: with every placement, any
-number of processes and tables of every type.
+Checkpoints hold whole float32 tables, so a changed one loads like the checkpoint that it was made
+from: with every placement, any number of processes and tables of every type.
 """
 
-import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks.layout import TRANSFORM
-from dlrm.data.transform.difference import check_extends
-from dlrm.files import link_or_copy, staged_directory
-from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
-from dlrm.train.checkpoints.description import DESCRIPTION, describe
 from dlrm.train.checkpoints.saved_model import SavedModel
-from dlrm.train.checkpoints.saved_rows import STORES, SavedRows
-
-
-def grow_tables(
-    saved: SavedModel,
-    table_sizes: Sequence[int],
-    directory: str | os.PathLike,
-    dataset: str | os.PathLike | None = None,
-) -> str | None:
-    """Writes a copy of a checkpoint with rows added at the ends of its tables.
-
-    New rows have initial values that depend on seed, table and row alone, and optimizer state 0.
-
-    Args:
-        table_sizes: rows of each field's table, at least as many as it has.
-        dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
-            transform instead of the checkpoint's.
-
-    Returns:
-        A line about a transform that is missing, so that dictionaries could not be compared, or
-        None.
-
-    Raises:
-        ValueError: a table would lose rows, the number of fields differs, two fields of one table
-            have other rows, ids are hashed, so that they would select other rows, the rows are in a
-            store, or the transform of the dataset is not that of the checkpoint with further values
-            in its dictionaries.
-        OSError: the copy cannot be written.
-    """
-    before = _table_sizes(saved)
-    after = _sizes_by_table(saved, table_sizes)
-    _check_growth(saved, after)
-    note = None if dataset is None else check_extends(saved.path, dataset)
-    tables = [
-        entry | {"rows": after[index % len(before)]}
-        for index, entry in enumerate(saved.config["tables"])
-    ]
-    grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}
-    data = saved.config["dataset"] | {"table sizes": [*table_sizes]}
-    config = saved.config | {"tables": tables, "dataset": data}
-    transform = None if dataset is None or note else Path(dataset, TRANSFORM)
-    with _copy_of(saved, directory, grown, config, transform) as files:
-        for index, paths in files.items():
-            old, new = saved.tables[index].rows, grown[index]
-            for path in paths:
-                os.truncate(path, path.stat().st_size // old * new)  # the added bytes are 0
-            _mapped(paths[0], new)[old:] = _added(saved, index, new)
-    return note
-
-
-def evict_rows(
-    saved: SavedModel, rows: Mapping[int, Sequence[int]], directory: str | os.PathLike
-) -> None:
-    """Writes a copy of a checkpoint in which some rows are reinitialized, for other ids.
-
-    They have the initial values of a new table of the same size, and optimizer state 0.
-
-    Args:
-        rows: rows of each table, by its number.
-
-    Raises:
-        ValueError: a row or table does not exist, or the rows are in a store.
-        OSError: the copy cannot be written.
-    """
-    sizes = _table_sizes(saved)
-    evicted: dict[int, np.ndarray] = {}
-    for table, own in rows.items():
-        if not 0 <= table < len(sizes):
-            raise ValueError(
-                f"{saved.path}: expected a table from 0 to {len(sizes) - 1}, got {table}"
-            )
-        chosen = np.unique(np.asarray(own, np.int64))
-        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < sizes[table]:
-            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
-            raise ValueError(
-                f"{saved.path}: table {table}: expected rows from 0 to {sizes[table] - 1}, got "
-                f"{wrong}"
-            )
-        for index in range(table, len(saved.tables), len(sizes)):  # and its wide weights
-            evicted[index] = chosen
-    with _copy_of(saved, directory, evicted, saved.config) as files:
-        for index, paths in files.items():
-            for path in paths:
-                _mapped(path, saved.tables[index].rows)[evicted[index]] = 0
-            values = _mapped(paths[0], saved.tables[index].rows)
-            values[evicted[index]] = _anew(saved, index, evicted[index])
+from dlrm.train.checkpoints.saved_rows import SavedRows
 
 
 def changed_rows(
@@ -118,11 +22,16 @@ def changed_rows(
 ) -> SavedModel:
     """Returns a checkpoint whose tables have further rows, and some that begin anew.
 
-    Values and optimizer state are those of `grow_tables` and `evict_rows`; nothing is written.
+    Such rows have the initial values of a new table, which depend on seed, table and row alone,
+    and optimizer state 0. Nothing is written.
 
     Args:
         table_sizes: rows of each table, at least as many as it has.
         evicted: rows of each table that begin anew, ascending, by the table's number.
+
+    Raises:
+        ValueError: a table would lose rows, the number of tables differs, or ids are hashed, so
+            that they would select other rows of a larger table.
     """
     _check_growth(saved, table_sizes)
     tables, state = [], []
@@ -190,23 +99,6 @@ class _ChangedRows(SavedRows):
         return rows
 
 
-def _sizes_by_table(saved: SavedModel, field_sizes: Sequence[int]) -> list[int]:
-    """Returns the rows of each table, given those of each field; fields may share a table."""
-    of_fields = saved.config["dataset"].get("field tables") or range(len(_table_sizes(saved)))
-    if len(field_sizes) != len(of_fields):
-        raise ValueError(
-            f"{saved.path}: expected the rows of {len(of_fields)} tables, got {len(field_sizes)}"
-        )
-    sizes: dict[int, int] = {}
-    for table, size in zip(of_fields, field_sizes, strict=True):
-        if size != (first := sizes.setdefault(table, size)):
-            raise ValueError(
-                f"{saved.path}: table {table}, which fields share: expected {first} rows, got "
-                f"{size}"
-            )
-    return [sizes[table] for table in range(len(sizes))]
-
-
 def _check_growth(saved: SavedModel, table_sizes: Sequence[int]) -> None:
     before = _table_sizes(saved)
     if len(table_sizes) != len(before):
@@ -235,48 +127,6 @@ def _table_sizes(saved: SavedModel) -> list[int]:
     return sizes[: len(sizes) // 2] if _architecture(saved)["wide"] else sizes
 
 
-@contextmanager
-def _copy_of(
-    saved: SavedModel,
-    directory: str | os.PathLike,
-    changed: Collection[int],
-    config: dict[str, Any],
-    transform: Path | None = None,
-) -> Iterator[dict[int, list[Path]]]:
-    """Yields the files of the changed tables in a copy, which appears when the block ends.
-
-    Each table has a file of its rows and files of their optimizer state. A directory of a
-    transform, if it is given and exists, takes the place of the checkpoint's.
-    """
-    if STORES in saved.config:
-        raise ValueError(
-            f"{saved.path}: expected files of tables, but its rows are in a --table_store; "
-            "dlrm checkpoint convert --to dlrm writes them into files"
-        )
-    manifest = read_manifest(saved.path, "checkpoint")
-    sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}
-    if transform is not None and transform.is_dir():
-        sums = {name: crc for name, crc in sums.items() if not name.startswith(f"{TRANSFORM}/")}
-    names = {
-        index: [
-            f"tables/{index}.bin",
-            *(f"tables/{index}.{k}.bin" for k in saved.table_state[index]),
-        ]
-        for index in changed
-    }
-    written = {name for own in names.values() for name in own}
-    with staged_directory(directory) as staging:
-        for name in sums.keys() - DESCRIPTION:
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            copy = shutil.copyfile if name in written else link_or_copy
-            copy(str(saved.path / name), str(staging / name))
-        if transform is not None and transform.is_dir():
-            shutil.copytree(transform, staging / TRANSFORM, copy_function=link_or_copy)
-        yield {index: [staging / name for name in own] for index, own in names.items()}
-        kept = {name: crc for name, crc in sums.items() if name not in written | DESCRIPTION}
-        describe(staging, config, saved.progress, kept)
-
-
 def _anew(saved: SavedModel, index: int, chosen: np.ndarray) -> np.ndarray:
     """Returns the values that rows of a table, in ascending order, have in a new table."""
     rows, dim = saved.tables[index].rows, saved.tables[index].dim
@@ -303,7 +153,3 @@ def _initial(saved: SavedModel) -> Initial:
     flags = _architecture(saved)
     std = flags["embedding_init_std"] if flags["embedding_init"] == "normal" else None
     return Initial(flags.get("seed", 0), flags["embedding_init_scale"], std)
-
-
-def _mapped(path: Path, num_rows: int) -> np.ndarray:
-    return np.memmap(path, "<f4", "r+").reshape(num_rows, -1)

@@ -18,7 +18,6 @@ from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
 from dlrm.train.ema import EMA
@@ -178,7 +177,6 @@ class Trainer:
         self._rate_set, self.roles = None, roles
         progress = self.progress
         total = progress.first_step + self.config.num_steps(len(train))
-        start_store(self.parameters, self.world, lambda: self.beat(self.progress.step))
         evaluation = self._evaluation(test, len(train))
         report = StepReport(
             self._window,

@@ -14,7 +14,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
-from dlrm.tasks.table_rows import grow_tables
+from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
 
@@ -117,10 +117,8 @@ def test_it_trains_by_parts_and_in_half_precision(dataset, model, settings):
     np.testing.assert_allclose(found.predict(draw(50, seed=2)), expected, atol=tolerance)
 
 
-def test_rows_in_a_store_train_as_in_memory(dataset, model, tmp_path):
-    stored = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
-    stored["save_checkpoint_path"] = str(tmp_path / "run")
-    found = dlrm.fit(dataset, **MODEL, **stored)
+def test_tables_in_files_train_as_in_memory(dataset, model, tmp_path):
+    found = dlrm.fit(dataset, **MODEL, table_files=str(tmp_path / "files"))
     rows = draw(50, seed=2)
     np.testing.assert_array_equal(found.predict(rows), model.predict(rows))
 
@@ -182,11 +180,7 @@ def inputs_of_rows(model, rows):
 
 def test_rows_may_be_added_to_a_shared_table(model, tmp_path):
     saved = read_saved(model.path)
-    grow_tables(saved, [40, 21, 40, 40], tmp_path / "grown")
-    grown = read_saved(tmp_path / "grown")
-    assert [table.rows for table in grown.tables] == [40, 21]
-    with pytest.raises(ValueError, match="table 0, which fields share: expected 40 rows, got 41"):
-        grow_tables(saved, [40, 21, 41, 40], tmp_path / "other")
+    assert [table.rows for table in changed_rows(saved, [40, 21]).tables] == [40, 21]
     with pytest.raises(ValueError, match="NVIDIA's code does not have"):
         write_nvidia(replace(saved, dense=without(saved.dense)), tmp_path / "nvidia")
 

@@ -383,25 +383,19 @@ def test_the_guide_example_runs(root, tmp_path, monkeypatch):
     assert dlrm.load("adult-model").evaluate(names["frame"])["auc"] > 0.9
 
 
-def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
-    path = tmp_path / "run"
-    where = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
+def test_tables_in_files_are_trained_to_the_same_bits(dataset, tmp_path):
+    where = {"table_files": str(tmp_path / "files")}
     parts = {"gradient_accumulation_steps": 2, "ema_decay": 0.9}
-    trained = dlrm.fit(
-        dataset, base_device="cpu", **SETTINGS, save_checkpoint_path=path, **where, **parts
-    )
-    stored = trained.model.state_dict()
+    trained = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **where, **parts)
+    found = trained.model.state_dict()
     trained.save(tmp_path / "saved")
     with pytest.raises(FileExistsError):
         trained.save(tmp_path / "saved")
     trained.save(tmp_path / "saved", overwrite=True)
-    shutil.rmtree(tmp_path / "store")
     saved = dlrm.load(tmp_path / "saved").model.state_dict()
-    assert all(saved[name].equal(tensor) for name, tensor in stored.items())
+    assert all(saved[name].equal(tensor) for name, tensor in found.items())
     expected = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **parts).model.state_dict()
-    assert all(stored[name].equal(tensor) for name, tensor in expected.items())
-    with pytest.raises(ValueError, match="table_store: needs save_checkpoint_path"):
-        dlrm.fit(dataset, base_device="cpu", **SETTINGS, **where)
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.filterwarnings("error")

@@ -41,8 +41,8 @@ def test_a_uri_of_an_unknown_scheme_is_refused(name, call, kind, tmp_path, monke
 
 def test_a_setting_takes_no_uri(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="^table_store s3://bucket/x: expected a path of this"):
-        dlrm.fit(TABLE, label="label", table_store="s3://bucket/x")
+    with pytest.raises(ValueError, match="^table_files s3://bucket/x: expected a path of this"):
+        dlrm.fit(TABLE, label="label", table_files="s3://bucket/x")
     assert not list(tmp_path.iterdir())
 
 

@@ -101,5 +101,5 @@ def _points(calls):
 
 
 def _results(folder):
-    names = ("tuning.txt", "tuning.json", "best.flags")
+    names = ("tuning.txt", "best.flags")
     return {name: content for name, content in contents(folder / "made").items() if name in names}

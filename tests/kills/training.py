@@ -65,9 +65,6 @@ class Clicks:
         numerical = torch.randn(self.batch_size, 2, generator=random)
         return Batch(numerical, torch.stack(ids, 1), torch.arange(self.batch_size) % 2.0)
 
-    def ahead(self, order):
-        return order
-
 
 class Scored(Recommendation):
     """Evaluates as usual, except that the step determines the score."""

@@ -1,4 +1,4 @@
-"""A model on the meta device has the shapes of a real one, and touches neither memory nor disk."""
+"""A model on the meta device has the shapes of a real one, and touches no memory."""
 
 import itertools
 
@@ -12,8 +12,6 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
-from dlrm.store.row_store import RowStore
-from dlrm.store.row_stores import RowStores
 
 SIZES, DIM = (7, 10, 3), 8
 DIVIDED = Placement(  # rank 0 has the first rows of table 1 twice over, as a copy and alone
@@ -33,7 +31,7 @@ LAYOUTS = {
     "joint": {},
     "one each": {"embedding_type": "multi_table"},
     "divided": {},
-    "stored": {"embedding_dtype": "bf16"},
+    "bf16": {"embedding_dtype": "bf16"},
 }
 INTERACTIONS = [{"interaction_op": name} for name in (*INTERACTION_NAMES, "dot,dcn")]
 INTERACTIONS += [
@@ -62,13 +60,10 @@ def config_of(layout, parts):
     )
 
 
-def made(layout, parts, device, directory):
-    placement, store = (DIVIDED if layout == "divided" else None), None
-    if layout == "stored":
-        part = RowStore(directory, dict(enumerate(SIZES)), slots=6)
-        store = RowStores({DIM: part}, directory)
+def made(layout, parts, device):
+    placement = DIVIDED if layout == "divided" else None
     world = World(size=2 if layout == "divided" else 1, device=device)
-    return DLRM(config_of(layout, parts), world, placement=placement, store=store)
+    return DLRM(config_of(layout, parts), world, placement=placement)
 
 
 def shapes(model):
@@ -89,32 +84,29 @@ class _Values(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_model_has_its_shapes_and_no_values(layout, tmp_path):
+def test_every_model_has_its_shapes_and_no_values(layout):
     for parts in PARTS:
         with _Values():
-            model = made(layout, parts, "meta", tmp_path / "store")
+            model = made(layout, parts, "meta")
         assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
-        real = made(layout, parts, "cpu", tmp_path / "store")
+        real = made(layout, parts, "cpu")
         assert shapes(model) == shapes(real), parts
         assert model.interaction_widths() == real.interaction_widths()
-    assert not (tmp_path / "store").exists()
 
 
 def test_the_default_device_may_be_meta():
     with torch.device("meta"), _Values():
-        model = made("joint", PARTS[-1], "cpu", None)
+        model = made("joint", PARTS[-1], "cpu")
     assert model.world.device == "meta"
-    assert shapes(model) == shapes(made("joint", PARTS[-1], "cpu", None))
+    assert shapes(model) == shapes(made("joint", PARTS[-1], "cpu"))
 
 
 @pytest.mark.parametrize(
     ("layout", "expected"),
-    [("joint", [[7, 10, 3]] * 2), ("divided", [[7]] * 2), ("stored", [])],
+    [("joint", [[7, 10, 3]] * 2), ("divided", [[7]] * 2)],
 )
-def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(
-    layout, expected, tmp_path
-):
-    model = made(layout, {"wide": True}, "meta", tmp_path / "store")
+def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(layout, expected):
+    model = made(layout, {"wide": True}, "meta")
     assert [*model.one_row_each().values()] == expected
 
 
@@ -125,10 +117,10 @@ def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(
         ({"interaction_op": "dot"}, (32, 16)),  # 8 values, 6 products and 2 zeros
         ({"interaction_op": "dot,dcn"}, (32, 48)),
         ({"interaction_op": "dot,dcn", "cross_structure": "parallel"}, (32, 48)),
-        ({"interaction_op": "cat", "numerical_embedding": "periodic"}, (48, 48)),
+        ({"interaction_op": "cat", "numerical_embedding": "piecewise"}, (48, 48)),
         ({"ensemble": "dot*2,quadratic"}, (32, 64)),
     ],
     ids=str,
 )
 def test_widths_are_what_a_person_counts(parts, expected):
-    assert made("joint", parts, "meta", None).interaction_widths() == expected
+    assert made("joint", parts, "meta").interaction_widths() == expected

@@ -16,7 +16,6 @@ from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc import convert_to_binary
-from dlrm.scripts.verify_dataset.command import verify
 
 
 def table(rows, seed=0, **changes):
@@ -65,7 +64,6 @@ def test_folders_of_spark_become_splits(tmp_path):
     assert_rows(tmp_path / "dataset", "train", pa.concat_tables(parts["train"]))
     assert_rows(tmp_path / "dataset", "test", parts["test"][0])
     assert layout.read_model_size(tmp_path / "dataset") == [1000, 5]
-    assert list(verify(tmp_path / "dataset")) == []
 
 
 @pytest.mark.parametrize("output_format", ["split_binary", "binary"])
@@ -96,7 +94,6 @@ def test_one_file_is_cut(tmp_path, output_format):
 def test_real_parquet_becomes_a_dataset(tmp_path, shared_data):
     source = shared_data / "criteo_tb" / "spark_rapids_tb_preprocessed_2200.parquet"
     assert run(source, tmp_path / "dataset") == 0
-    assert list(verify(tmp_path / "dataset")) == []
     frame, spec = pq.read_table(source), FeatureSpec.load(tmp_path / "dataset")
     assert (len(spec.numerical), len(spec.categorical)) == (13, 26)
     label = np.fromfile(spec.file("train", "label"), bool)

@@ -15,9 +15,10 @@ from tables_testing import Inline, contents as all_contents, prepare, write_tabl
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import id_dtype
+from dlrm.data.clicks.layout import KIND, id_dtype
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import arrays_of
+from dlrm.data.transform.difference import check_extends
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -30,7 +31,7 @@ from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.tasks.table_rows import grow_tables
+from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
 
@@ -561,10 +562,8 @@ def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two,
     extend(tmp_path / "2", tmp_path / "3")
     later = Transform.load(tmp_path / "3/transform")
     assert [day["day"] for day in later.increment.days] == ["1", "2", "3"]
-    saved = read_saved(checkpoint)
-    assert grow_tables(saved, later.cardinalities, tmp_path / "grown", tmp_path / "3") is None
-    grown = read_saved(tmp_path / "grown")
+    assert check_extends(checkpoint, tmp_path / "3") is None
+    grown = changed_rows(read_saved(checkpoint), later.cardinalities)
     assert [table.rows for table in grown.tables] == later.cardinalities
-    assert Transform.load(tmp_path / "grown/transform").increment == later.increment
     with pytest.raises(ValueError, match="expected the transform of .* with further values"):
-        grow_tables(grown, later.cardinalities, tmp_path / "other", two / "2")
+        check_extends(tmp_path / "3", two / "2", KIND)

@@ -11,9 +11,11 @@ import pytest
 
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
+from dlrm.remote.cache import Cache
+from dlrm.remote.edges import fetched
 from dlrm.remote.output import Addition, Output
 from dlrm.remote.publish import check_publishable, find_published, publish, publish_plain
-from dlrm.remote.store import _ObjectStore, find_entries, open_store
+from dlrm.remote.store import find_entries, open_store
 from dlrm.scripts.commands import COMMANDS, run
 
 
@@ -178,70 +180,6 @@ def files(path):
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_fetch_makes_the_directory_that_was_published(dlrm, bucket, tmp_path, monkeypatch):
-    uri, made_at = bucket.below("d"), tmp_path / "made"
-    made(made_at, "a", "train/b", "train/c")
-    write_manifest(made_at, "dataset")
-    publish(made_at, uri, None)
-    copy = tmp_path / "new" / "copy"
-    read = _ObjectStore.read
-
-    def cut(store, entry, *part):
-        if entry.key.endswith("/c"):
-            raise OSError(f"{store.root}{entry.key}: cut")
-        return read(store, entry, *part)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_ObjectStore, "read", cut)
-        told = dlrm("fetch", uri, copy, code=1)
-    assert re.fullmatch(rf"error: {uri}/data-\w+/train/c: cut\n", told)
-    assert not copy.exists()
-    kept = {path.name for path in (tmp_path / "new").rglob("[ab]")}
-    seen = []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            _ObjectStore,
-            "read",
-            lambda store, entry, *part: (
-                seen.append(entry.key.rpartition("/")[2]) or read(store, entry, *part)
-            ),
-        )
-        told = dlrm("fetch", uri, copy)
-    assert kept == {"a", "b"}
-    assert kept.isdisjoint(seen)
-    assert f"{copy}: 4 files, " in told
-    assert files(copy) == files(made_at)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
-    assert "copy: exists and is not empty" in dlrm("fetch", uri, copy, code=1)
-
-
-def test_fetch_takes_prefixes_patterns_and_objects(dlrm, bucket, tmp_path):
-    client = pytest.importorskip("boto3").client("s3")
-    for key in ("logs/", "logs/day=1/a", "logs/day=1/b", "logs/day=2/a"):  # the first by a console
-        client.put_object(Bucket=bucket.authority, Key=key, Body=b"" if key[-1] == "/" else key)
-    dlrm("fetch", bucket.below("logs"), tmp_path / "all")
-    assert sorted(files(tmp_path / "all")) == ["day=1/a", "day=1/b", "day=2/a"]
-    dlrm("fetch", bucket.below("logs/*/a"), tmp_path / "some")
-    assert sorted(files(tmp_path / "some")) == ["day=1/a", "day=2/a"]
-    dlrm("fetch", bucket.below("logs/day=1/b"), tmp_path / "one")
-    assert files(tmp_path / "one") == {"b": b"logs/day=1/b"}
-
-
-def test_fetch_names_what_is_wrong(dlrm, bucket, tmp_path):
-    made(tmp_path, "a")
-    write_manifest(tmp_path, "dataset")
-    publish(tmp_path, bucket.below("d"), None)
-    (entry,) = (e for e in find_entries(bucket) if e.key.endswith("/a"))
-    open_store(bucket).write(entry.key, b"A")
-    told = dlrm("fetch", bucket.below("d"), tmp_path / "copy", code=1)
-    assert f"error: {bucket}{entry.key}: expected CRC-32" in told
-    told = dlrm("fetch", bucket.below("none"), tmp_path / "copy", code=1)
-    assert f"error: {bucket}none: no such object, and none below it" in told
-    told = dlrm("fetch", "gopher://a/b", tmp_path / "copy", code=2)
-    assert told.startswith("error: uri gopher://a/b: expected a URI of s3://, ")
-    assert "'a/b': expected a URI, such as s3://" in dlrm("fetch", "a/b", "c", code=1)
-
-
 def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     uri, path = bucket.below("out"), tmp_path / "out"
     made(path, "binary/a", "note")
@@ -289,7 +227,6 @@ def test_a_store_that_permits_nothing_is_told_with_what_was_sought(dlrm, monkeyp
         for words in (
             ["schema", "--input=s3://closed/a.csv", "--label=y", "--output=never.yaml"],
             ["prepare", "--schema=x", "--input=x", "--output=s3://closed2/data"],
-            ["fetch", "s3://closed3/logs", "never"],
         ):
             told = dlrm(*words, code=1)
             assert re.match(r"error: s3://closed\d?/\S*: no permission \(", told)
@@ -323,12 +260,8 @@ def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypa
 
 BY_URI = (  # command, words of which {} is the place of the files, and what it writes
     ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
-    ("verify", "{}/data", ""),
-    ("compare", "{}/run --output={}/comparison", "comparison"),
     ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
     ("checkpoint", "inspect {}/run", ""),
-    ("checkpoint", "diff {}/STEP {}/STEP", ""),
-    ("checkpoint", "evict {}/STEP --rows={}/rows.csv --output={}/evicted", "evicted"),
     ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
     ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),
     (
@@ -346,7 +279,7 @@ BY_URI = (  # command, words of which {} is the place of the files, and what it 
     ),
     ("split-dataset", "--dataset={}/binary --numerical_features=3 --output={}/split", "split"),
 )
-VARYING = {MANIFEST, "comparison.json", "report.json", "report.html"}  # have times or places
+VARYING = {MANIFEST, "report.json", "report.html"}  # have times or places
 
 
 @pytest.mark.slow
@@ -355,7 +288,6 @@ def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_pat
     shutil.copytree(trained.dataset, here / "data")
     shutil.copytree(trained.checkpoint, here / "run")
     (step,) = (here / "run").glob("step-*")
-    (here / "rows.csv").write_text("table,row\n0,3\n")
     (here / "t.csv").write_text("y,a,c\n" + "".join(f"{i % 2},{i},c{i % 3}\n" for i in range(60)))
     put(here, there)
     for name, line, output in BY_URI:
@@ -365,8 +297,9 @@ def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_pat
         if (here / output).is_file():
             assert content(there, output) == (here / output).read_bytes()
         elif output:
-            dlrm("fetch", there.below(output), tmp_path / output)
-            found, expected = files(tmp_path / output), files(here / output)
+            with fetched(Cache.open(), there.below(output)) as path:
+                found = files(path)
+            expected = files(here / output)
             assert found.keys() == expected.keys()
             assert all(
                 found[name] == expected[name]

@@ -175,7 +175,7 @@ def test_an_object_is_read_without_permission_for_others(endpoint, store_uri):
 
 def test_a_disk_that_fills_while_objects_come_is_named(full_disk, store_uri, monkeypatch):
     open_store(store_uri).write("large", bytes(2 << 20))
-    monkeypatch.setattr(Cache, "make_room", lambda self, needed, uri: None)
+    monkeypatch.setattr(Cache, "_make_room", lambda self, needed, uri: None)
     with (
         pytest.raises(OSError, match=f"{store_uri}large: cannot be stored in .*No space left"),
         Cache.open(full_disk).fetched(store_uri.below("large")),

@@ -1,8 +1,6 @@
 """Directories of checkpoints shown at URIs, and the right to write there."""
 
 import json
-import os
-import subprocess
 import time
 from contextlib import suppress
 
@@ -10,10 +8,9 @@ import pytest
 
 from dlrm.files import MANIFEST
 from dlrm.manifest import sealed_json, write_manifest
-from dlrm.remote import lease, mirror as module, store as stores
+from dlrm.remote import mirror as module, store as stores
 from dlrm.remote.cache import Cache
 from dlrm.remote.edges import fetched
-from dlrm.remote.lease import WRITER, Lease
 from dlrm.remote.mirror import NotUploadedError, mirrored
 from dlrm.remote.store import open_store
 
@@ -89,12 +86,12 @@ def test_the_kept_checkpoints_are_shown_and_others_removed(uri, watchers):
         wait_until(lambda: "log.json" in files_at(uri))
         store = open_store(uri)
         assert bytes(store.read(store.entry(uri.below("log.json").key))) == b"DLLL {}\n"
-        assert files_at(uri) == files_of(10, 20) | {"best.json", "log.json", WRITER}
+        assert files_at(uri) == files_of(10, 20) | {"best.json", "log.json"}
         third = save(run.path, 30, best=30)
         run.saved([third])
     assert files_at(uri) == files_of(30) | {"best.json", "log.json"}
     assert not run.path.exists()
-    written = [path for method, path in seen if method == "PUT" and path not in ("", WRITER)]
+    written = [path for method, path in seen if method == "PUT" and path]
     assert written.index(f"{first.name}/{MANIFEST}") == 2
     assert written.index("best.json") == 3
     removed = [path for method, path in seen if method == "DELETE"]
@@ -170,43 +167,3 @@ def test_a_failing_store_is_warned_about_once(uri, impatient, watchers, capsys):
         watchers.clear()
     assert capsys.readouterr().err == f"note: {uri}: uploaded now\n"
     assert files_of(20) <= files_at(uri)
-
-
-def test_a_second_writer_is_refused(uri):
-    store = open_store(uri)
-    first = Lease(uri, store)
-    named = f"process {os.getpid()} of {os.uname().nodename}, since 2.*, which was active . s ago"
-    with pytest.raises(BlockingIOError, match=f"{uri}: another run writes there: {named}"):
-        Lease(uri, store)
-    first.release()
-    Lease(uri, store).release()
-    assert not files_at(uri)
-
-
-def test_the_right_of_a_process_that_has_ended_is_taken_over(uri):
-    store = open_store(uri)
-    first = Lease(uri, store)
-    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
-    place = uri.below(WRITER).key
-    store.write(place, json.dumps({**first._facts, "pid": int(ended.stdout)}).encode())
-    first._ended.set()
-    Lease(uri, store).release()
-
-
-def test_the_right_of_another_machine_ends_when_it_is_not_renewed(uri, monkeypatch):
-    store = open_store(uri)
-    first = Lease(uri, store)
-    monkeypatch.setattr(lease, "_processes", lambda: "another machine")
-    with monkeypatch.context() as fast:
-        ahead = time.time() + 3600
-        fast.setattr(time, "time", lambda: ahead)
-        with pytest.raises(BlockingIOError, match="another run writes there"):
-            Lease(uri, store)
-    monkeypatch.setattr(lease, "STALE_SECONDS", -1)
-    second = Lease(uri, store)
-    with pytest.raises(BlockingIOError, match="has taken over the place"):
-        first.check()
-    first.release()
-    second.check()
-    second.release()
-    assert not files_at(uri)

@@ -55,14 +55,11 @@ def train(folder, *flags, **options):
     return (folder / "output").read_text(), [process.exitcode for process in processes]
 
 
-@pytest.mark.parametrize("limit", [[], ["--cache_gib=0.004"]], ids=["fetched", "streamed"])
-def test_nodes_with_caches_of_their_own_train_on_a_dataset_at_a_uri(
-    limit, trained, bucket, tmp_path
-):
+def test_nodes_with_caches_of_their_own_train_on_a_dataset_at_a_uri(trained, bucket, tmp_path):
     uri = bucket.below("dataset")
     publish(trained.dataset, uri, None)
     where = [f"--dataset={uri}", f"--save_checkpoint_path={tmp_path}/run"]
-    said, codes = train(tmp_path, *where, *limit)
+    said, codes = train(tmp_path, *where)
     assert codes == [0, 0], said
     assert list(tmp_path.glob("run/step-*/manifest.json"))
     assert all(any((tmp_path / f"node{rank}/cache").iterdir()) for rank in range(2))
@@ -325,11 +322,3 @@ def test_a_clock_that_differs_is_named(ranks):
     for notes in ranks(2).call(noted, [(-200.0,)] * 2):
         (note,) = notes
         assert note.startswith("note: the clock of rank 1 (host1) is 200 s behind that of rank 0")
-
-
-@pytest.mark.slow
-def test_stores_of_rows_need_a_common_folder(trained, tmp_path):
-    store = ["--table_store=store", "--table_memory=99MB", f"--dataset={trained.dataset}"]
-    said, codes = train(tmp_path, *store, *RUN)
-    assert codes == [1, 1]
-    assert "--table_store store: expected one folder of checkpoints that all nodes see" in said

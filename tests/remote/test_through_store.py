@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import random
-import shutil
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -28,14 +27,11 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.remote import blocks, hdfs, transfer
-from dlrm.remote.blocks import find_streamed, streamed_directory
+from dlrm.remote import transfer
 from dlrm.remote.cache import Cache
-from dlrm.remote.hdfs import ArrowStore
 from dlrm.remote.publish import RUN, fetched_directory, find_published
 from dlrm.remote.store import open_store
 from dlrm.remote.task_files import NodeFiles
-from dlrm.remote.uri import Uri
 
 ROWS = 2000
 SCHEMA = {
@@ -145,23 +141,9 @@ def test_the_bytes_are_those_of_a_local_run_also_of_tasks_that_run_twice(
     assert not any((tmp_path / "cache/dlrm/remote/streams").iterdir())
 
 
-def test_hadoop_serves_as_a_store_too(source, tmp_path, monkeypatch):
-    path, _ = source(".csv")
-    (tmp_path / "hadoop").mkdir()
-    shutil.copy(path, tmp_path / "hadoop/rows.csv")
-    files = pyarrow.fs.LocalFileSystem()
-    opened = functools.cache(lambda root: ArrowStore(root, files, str(tmp_path / "hadoop")))
-    monkeypatch.setattr(hdfs, "open_hdfs", opened)
-    output = Uri.parse("hdfs:///out")
-    said = prepare("hdfs:///rows.csv", output)
-    assert said[-1].startswith("hdfs:///out: complete")
-    assert manifest_at(output) == prepare_local(path, tmp_path / "local")
-
-
-def test_slices_are_read_in_any_range_and_streamed(source, store_uri, tmp_path, monkeypatch):
-    for module in (manifest, blocks, transfer):
+def test_slices_are_read_in_any_range(source, store_uri, tmp_path, monkeypatch):
+    for module in (manifest, transfer):
         monkeypatch.setattr(module, "BLOCK_BYTES", 512)
-    monkeypatch.setattr(blocks, "_free", lambda path, block: None)  # less than a page
     path, uri = source(".parquet")
     prepare_local(path, tmp_path / "local", report=False)
     output, chance = store_uri.below("out"), random.Random(0)
@@ -174,10 +156,6 @@ def test_slices_are_read_in_any_range_and_streamed(source, store_uri, tmp_path, 
         for _ in range(9):
             begin, end = sorted(chance.choices(range(entry.size + 1), k=2))
             assert bytes(store.read(entry, begin, end)) == whole[begin:end]
-    with streamed_directory(Cache.open(), found, {*sliced}, 1 << 30) as there:
-        for name in sliced:
-            find_streamed(there).file(there / name).touch_all()
-            assert (there / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 @contextmanager
@@ -324,17 +302,19 @@ def test_other_options_are_refused_unless_the_run_is_discarded(source, store_uri
     assert manifest_at(output) == made
 
 
-def test_a_second_driver_is_refused_while_the_first_is_at_work(source, store_uri):
+def test_two_drivers_that_begin_at_once_do_not_share_a_run(source, store_uri):
     _, uri = source(".parquet")
     output = store_uri.below("out")
-
-    class Second(Inline):
-        def run(self, stage, task, items):
-            with pytest.raises(BlockingIOError, match=f"{output.below(RUN)}: another run writes"):
-                prepare(uri, output)
-            super().run(stage, task, items)
-
-    prepare(uri, output, Second())
+    with (
+        patch.object(stored_work, "_record", lambda uri: None),
+        killed_at_write(4),
+    ):
+        prepare(uri, output)
+    with (
+        patch.object(stored_work, "_record", lambda uri: None),
+        pytest.raises(FileExistsError, match=f"{output.below(RUN)}/run.json: another process"),
+    ):
+        prepare(uri, output)
 
 
 def test_rows_that_are_left_out_have_the_place_of_their_object(store_uri):

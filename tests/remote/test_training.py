@@ -11,7 +11,6 @@ import pytest
 import trained_model
 
 from dlrm.remote import mirror, store as stores
-from dlrm.remote.lease import WRITER
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.store import open_store
@@ -183,25 +182,16 @@ def run(monkeypatch, tmp_path):
     return lambda *words: main.run(dlrm_flags.parse([*words]))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--seeds=1-2"], "--seeds 1-2 --save_checkpoint_path s3://b/run: expected a path of this"),
-        (
-            ["--table_store=rows"],
-            "--table_store rows contradicts --save_checkpoint_path s3://b/run",
-        ),
-    ],
-)
-def test_what_needs_a_directory_of_this_machine_is_refused(flags, run, words, message):
+def test_seeds_need_a_directory_of_this_machine(flags, run):
+    message = "--seeds 1-2 --save_checkpoint_path s3://b/run: expected a path of this"
     with pytest.raises(ValueError, match=message):
-        run(*flags, "--save_checkpoint_path=s3://b/run", *words)
+        run(*flags, "--save_checkpoint_path=s3://b/run", "--seeds=1-2")
 
 
 @pytest.mark.slow
 def test_a_training_without_a_store_keeps_its_checkpoints(flags, bucket, run, watchers, capsys):
     uri = bucket.below("run")
-    watchers.append(lambda method, path: method == "PUT" and WRITER not in path)
+    watchers.append(lambda method, path: method == "PUT")
     saves = [*flags, f"--save_checkpoint_path={uri}"]
     with pytest.raises(NotUploadedError) as raised:
         run(*saves)
@@ -253,17 +243,12 @@ def test_exit_codes(endless, flags, bucket, watchers):
     wait_for_step(uri)
     second = forked.run("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume")
     assert second.returncode == 1
-    place = (
-        f"error: {uri}: another run writes there: process {process.pid} of {os.uname().nodename}"
-    )
-    assert second.stderr.startswith(place)
-    assert second.stderr.count("\n") == 1
+    assert second.stderr == f"error: {uri}: another process of this machine writes there\n"
     os.kill(process.pid, signal.SIGTERM)
     process.join(120)
     assert process.exitcode == STOPPED, output.read_text()
     newest = wait_for_step(uri)
     assert f"--resume continues from {uri}/{newest}" in output.read_text()
-    assert WRITER not in names_at(uri)
 
     process, output = endless("--resume")
     newest = wait_for_step(uri, newest)

@@ -151,6 +151,16 @@ def test_ids_in_floats_that_need_not_be_exact_are_refused(kind, route, tmp_path)
             dlrm.fit(FRAMES[route](table), label="y")
 
 
+@pytest.mark.parametrize("beside", [int, str])
+def test_a_float_beside_exact_ids_is_refused_as_alone(beside):
+    frame = pa.table({"user_id": IDS.repeat(2), "y": [0, 1] * 40})
+    schema = {"label": "y", "categorical": ["user_id"]}
+    model = dlrm.fit(dlrm.Dataset.from_arrow(frame, schema, test=frame), epochs=1, batch_size=9)
+    for given in ([float(IDS[1])], [beside(IDS[0]), float(IDS[1])]):
+        with pytest.raises(ValueError, match="user_id: expected integers.* got the float 1.23"):
+            model.predict([{"user_id": value} for value in given])
+
+
 @pytest.mark.parametrize("route", ["csv", "json", "parquet"])
 def test_a_draft_warns_of_ids_in_floats(route, tmp_path):
     table = {"user_id": [None, *IDS[1:].astype(float).tolist()], "n": list(range(40))}

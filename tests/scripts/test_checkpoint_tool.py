@@ -1,27 +1,24 @@
-"""`dlrm.scripts.checkpoint` shows, compares and converts; NVIDIA's model is `nvidia_model`."""
+"""`dlrm.scripts.checkpoint` shows and converts; NVIDIA's model is `nvidia_model`."""
 
 import json
 import math
 import os
-import shutil
 
 import forked
 import numpy as np
 import pytest
 import torch
+from compared_checkpoints import differing
 from nvidia_model import NvidiaModel, scored_by
 from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
 
-from dlrm.files import MANIFEST
-from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe, describe_run
 from dlrm.serving.loading import load_model
 from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
-from dlrm.train.checkpoints.diff import difference, statistics
+from dlrm.train.checkpoints.diff import statistics
 from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
 from dlrm.train.checkpoints.saved_model import SavedRows, read_saved, write_saved
 
@@ -156,7 +153,7 @@ def test_ours_gives_nvidia_the_same_logits_and_comes_back_bit_for_bit(
     theirs = NvidiaModel.load(tmp_path / "theirs", order, kind, zeros)
     torch.testing.assert_close(theirs(*inputs()), model(*inputs()).detach())
     write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "back")
-    assert not compare(tmp_path / "ours", tmp_path / "back")["different"]
+    assert not differing(tmp_path / "ours", tmp_path / "back")
     for file in ("config.json", "progress.json", "dense.safetensors", "tables/2.bin"):
         assert (tmp_path / "ours" / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
 
@@ -325,14 +322,12 @@ def test_a_flipped_bit_is_found_by_whatever_reads_the_file(checkpoint_tool, tmp_
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    save_ours(tmp_path / "whole")
     assert (
         checkpoint_tool("inspect", "--noweights", tmp_path / "c").returncode == 0
     )  # reads no table
     for words in (
         ("inspect",),
         ("inspect", "--noweights", "--check"),
-        ("diff", tmp_path / "whole"),
         ("convert", "--to=nvidia", f"--output={tmp_path / 'n'}"),
     ):
         done = checkpoint_tool(*words, tmp_path / "c")
@@ -341,101 +336,12 @@ def test_a_flipped_bit_is_found_by_whatever_reads_the_file(checkpoint_tool, tmp_
     assert not (tmp_path / "n").exists()
 
 
-def test_diff_says_what_differs_and_how_much(checkpoint_tool, tmp_path):
-    def change(model):
-        model.embeddings.weight[TABLE_SIZES[0] + 7, 2] += 0.5
-        model.embeddings.weight[TABLE_SIZES[0] + 9, 0] += 0.25
-        model.bottom_mlp[0].bias[3] += 1e-6
-
-    save_ours(tmp_path / "a")
-    save_ours(tmp_path / "b", change=change)
-    same = checkpoint_tool("diff", tmp_path / "a", tmp_path / "a")
-    assert same.returncode == 0
-    assert same.stdout.splitlines()[:2] == [f"{side}: {tmp_path / 'a'}" for side in "ab"]
-    assert "all the same" in same.stdout
-    done = checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--json")
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)["weights"]
-    assert set(found) == {"table 1", "bottom_mlp.0.bias"}
-    assert (found["table 1"]["rows"], found["table 1"]["of"]) == (2, TABLE_SIZES[1])
-    assert found["table 1"]["first"] == 7
-    assert found["table 1"]["max_abs"] == pytest.approx(0.5, rel=1e-6)
-    assert (
-        "table 1: 2 of 200 rows differ"
-        in checkpoint_tool("diff", tmp_path / "a", tmp_path / "b").stdout
-    )
-    assert checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--atol=0.6").returncode == 0
-    tolerant = compare(tmp_path / "a", tmp_path / "b", atol=1e-5)
-    assert set(tolerant["weights"]) == {"table 1"}
-    assert set(compare(tmp_path / "a", tmp_path / "b", rtol=0.01)["weights"]) == {"table 1"}
-    assert checkpoint_tool("diff", tmp_path / "a", tmp_path / "b", "--rtol=2").returncode == 0
-
-
-def test_diff_sees_configuration_progress_and_state(tmp_path):
-    save_ours(tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    for name, key, value in (
-        ("config.json", "flags", {"lr": 2.0, "log_path": "elsewhere/log.json"}),
-        ("progress.json", "step", 6),
-    ):
-        file = tmp_path / "b" / name
-        saved = json.loads(file.read_text())
-        saved[key] = saved[key] | value if isinstance(value, dict) else value
-        file.write_text(json.dumps(saved))
-    original = tmp_path / "a" / "config.json"
-    saved = json.loads(original.read_text())
-    saved["flags"]["lr"] = 1.0
-    original.write_text(json.dumps(saved))
-    for side in ("a", "b"):
-        (tmp_path / side / MANIFEST).unlink()
-        write_manifest(tmp_path / side, "checkpoint")
-    found = compare(tmp_path / "a", tmp_path / "b")
-    assert found["config"] == ["flags: lr: 1.0 and 2.0"]
-    assert sorted(found["progress"]) == ["metrics: auc: 0.7 and absent", "step: 5 and 6"]
-    assert not compare(tmp_path / "a", tmp_path / "b", weights_only=True)["different"]
-
-
-def test_diff_of_other_architectures_names_their_flags_and_few_tensors(checkpoint_tool, tmp_path):
-    save_ours(tmp_path / "a")
-    save_ours(tmp_path / "b", seed=2, top=(16, 7, 3, 1), interaction="dot")
-    lines = checkpoint_tool("diff", tmp_path / "a", tmp_path / "b").stdout.splitlines()
-    assert lines[2] == (
-        "different architectures: --top_mlp_sizes 16,5,1 and 16,7,3,1; "
-        "--interaction_op cuda_dot and dot"
-    )
-    assert not [line for line in lines[3:] if "mlp_sizes" in line]
-    found = compare(tmp_path / "a", tmp_path / "b")
-    assert found["architecture"] == {
-        "top_mlp_sizes": [[16, 5, 1], [16, 7, 3, 1]],
-        "interaction_op": ["cuda_dot", "dot"],
-    }
-    count = len(found["shapes"]) + len(found["weights"])
-    assert lines[8:] == [f"and {count - 5} more tensors that differ; --json has all"]
-    save_ours(tmp_path / "c", seed=2)
-    same = checkpoint_tool(
-        "diff", tmp_path / "a", tmp_path / "c"
-    ).stdout  # same network: every tensor
-    assert same.count(" rows differ") == len(compare(tmp_path / "a", tmp_path / "c")["weights"]) > 5
-    assert "architecture" not in same
-
-
-def test_diff_works_across_formats(checkpoint_tool, tmp_path):
-    save_ours(tmp_path / "ours")
-    write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "theirs", "size_sorted")
-    assert checkpoint_tool("diff", tmp_path / "ours", tmp_path / "theirs").returncode == 0
-    other = checkpoint_tool(
-        "diff", tmp_path / "ours", tmp_path / "theirs", "--feature_order=natural"
-    )
-    assert other.returncode == 1
-    assert "top_mlp.0.weight" in other.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "arguments: expected command and directories, got none"),
-        (["list", "x"], "grow, evict, got list"),
-        (["diff", "x"], "diff: expected 2 directories"),
+        ([], "arguments: expected command and directory, got none"),
+        (["list", "x"], "expected one of inspect, convert, got list"),
+        (["inspect", "a", "b"], "expected command and directory, got ['inspect', 'a', 'b']"),
         (["inspect", "nowhere"], "nowhere: no such directory"),
         (["inspect", "."], "no checkpoint here"),
         (["inspect", ".", "--to=nvidia"], "--to: means nothing to inspect"),
@@ -450,19 +356,10 @@ def test_mistakes_end_with_2_and_a_line(checkpoint_tool, tmp_path, monkeypatch, 
     assert message in done.stderr
 
 
-def test_the_exit_codes_are_those_of_diff(tmp_path):
-    save_ours(tmp_path / "a")
-    save_ours(tmp_path / "b", seed=2)
-    for words, code in ((("b", "b"), 0), (("a", "b"), 1), (("a", "c"), 2), (("--rtol=-1",), 2)):
-        done = forked.run("dlrm.scripts.checkpoint", "diff", *words, cwd=tmp_path)
-        assert done.returncode == code, done.stderr
-        assert done.stderr.startswith("error: ") if code == 2 else not done.stderr
-
-
 def test_the_help_lists_the_flags(tmp_path):
     shown = forked.run("dlrm.scripts.checkpoint", "--help", cwd=tmp_path).stdout
     assert "inspect DIR [--check]" in shown
-    for flag in ("--atol: diff:", "--output: convert, grow, evict:", "--[no]weights: inspect:"):
+    for flag in ("--to: <nvidia|dlrm>: convert:", "--output: convert:", "--[no]weights: inspect:"):
         assert flag in shown
 
 
@@ -489,18 +386,9 @@ def test_nothing_is_overwritten(checkpoint_tool, tmp_path):
 def test_large_tables_are_read_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("dlrm.train.checkpoints.saved_rows._BLOCK_BYTES", 40)
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
-    changed = values.copy()
-    changed[4] *= 3
     values.tofile(tmp_path / "a.bin")
-    changed.tofile(tmp_path / "b.bin")
-    one, other = SavedRows(tmp_path / "a.bin", 7, 5), SavedRows(tmp_path / "b.bin", 7, 5)
-    assert [len(block) for block in one.blocks()] == [2, 2, 2, 1]
-    apart = difference(one, other)
-    assert (apart.rows, apart.of, apart.first, apart.max_abs) == (1, 7, 4, 48)
-    assert apart.max_rel == pytest.approx(2 / 3)
-    norms = np.linalg.norm(values, axis=1)
-    found = statistics(one)
-    assert found.norm_mean == pytest.approx(norms.mean())
+    rows = SavedRows(tmp_path / "a.bin", 7, 5)
+    assert [len(block) for block in rows.blocks()] == [2, 2, 2, 1]
+    found = statistics(rows)
+    assert found.norm_mean == pytest.approx(np.linalg.norm(values, axis=1).mean())
     assert found.max_abs == 34
-    assert difference(values, np.where(values == 3, np.nan, values)).max_abs == math.inf
-    assert difference(np.array([math.nan, math.inf]), np.array([math.nan, math.inf])) is None

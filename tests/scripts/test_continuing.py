@@ -6,10 +6,12 @@ import signal
 import time
 from dataclasses import replace
 
+import compared_checkpoints
 import forked
 import numpy as np
 import pytest
 import torch
+import trained_model
 from small_dataset import TABLE_SIZES, write_dataset
 from test_dist_main import TRAIN, Ranks
 
@@ -17,14 +19,14 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.data.transform.transform import Transform
 from dlrm.serving.network.recalibration import (
     load_recalibration,
     of_sampling_rate,
     write_recalibrated,
 )
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.directory import all_checkpoints, last_checkpoint
+from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.checkpoints.state import read_tensors
 
@@ -34,8 +36,8 @@ LARGER = (60, 200, 5, 140)
 
 
 def differing(one, other):
-    """Weights and state that differ in the last checkpoints of two runs."""
-    return compare(last_checkpoint(one), last_checkpoint(other))["weights"]
+    """Returns the weights and state that differ in the last checkpoints of two runs."""
+    return compared_checkpoints.differing(last_checkpoint(one), last_checkpoint(other))
 
 
 def joined(directory, days):
@@ -71,7 +73,7 @@ def test_days_one_after_another_are_one_long_run(command, days, tmp_path, flags)
         going_on = [f"--continue_from=run{i - 1}", f"--save_checkpoint_path=run{i}"]
         command(*going_on, data=days[i], model=[], training=[])  # all settings are carried
     assert last_checkpoint("run2").name == "step-000000011"
-    assert differing("whole", "run2") == {}
+    assert not differing("whole", "run2")
     assert read_config(last_checkpoint("run2"))["continues"]["day"] == 3
 
 
@@ -88,7 +90,7 @@ def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
     assert re.search(r"resumed from .*step-000000005: 5 steps", said := capsys.readouterr().out)
     assert f"replay: 64 of the 256 rows of each training batch are of {days[0]}" in said
     assert "continues from" not in said
-    assert differing("whole", "parts") == {}
+    assert not differing("whole", "parts")
     # without the flag, the checkpoint tells
     command("--save_checkpoint_path=parts", "--resume", "--epochs=2", data=days[1], training=[])
     with pytest.raises(ValueError, match=r"--continue_from: 'step 3 \(manifest .*now 'step"):
@@ -97,21 +99,18 @@ def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
         command("--continue_from=whole", "--save_checkpoint_path=whole", "--resume", data=days[1])
 
 
-def test_tables_grow_and_stored_ones_too(command, days, tmp_path):
+def test_tables_grow_and_those_in_files_too(command, days, tmp_path):
     later = [write_dataset(tmp_path / f"later{i}", DAY, LARGER, seed=i) for i in (1, 2)]
     command("--save_checkpoint_path=run0", data=days[0])
     for data, run, source in ((later[0], "run1", "run0"), (later[1], "run2", "run1")):
         for kind, flags in (
             ("", []),
-            ("stored ", ["--table_memory=18MB", f"--table_store=store {run}"]),
+            ("mapped ", ["--table_files=files"]),
         ):
             flags.append(f"--continue_from={source if source == 'run0' else kind + source}")
             command(*flags, f"--save_checkpoint_path={kind}{run}", data=data, model=[], training=[])
-    assert differing("run2", "stored run2") == {}
+    assert not differing("run2", "mapped run2")
     assert [table["rows"] for table in read_config(last_checkpoint("run2"))["tables"]] == [*LARGER]
-    in_place = ["--table_memory=18MB", "--table_store=store run1", "--save_checkpoint_path=run3"]
-    with pytest.raises(ValueError, match="store run1/rank-0-of-1: has the rows of the checkpoints"):
-        command("--continue_from=stored run1", *in_place, data=later[1])
     with pytest.raises(ValueError, match="cat_0.bin: expected 60 ids or more, .* got 50"):
         command("--continue_from=run2", "--save_checkpoint_path=run3", data=days[0])
 
@@ -127,7 +126,48 @@ def test_a_row_that_no_batch_looked_up_is_new_whenever_its_table_grew(command, d
     for run, first in (("early", tmp_path / "first"), ("late", days[0])):
         command("--continue_from=run0", f"--save_checkpoint_path={run}", data=first)
         command(f"--continue_from={run}", f"--save_checkpoint_path={run} 2", data=second)
-    assert differing("early 2", "late 2") == {}
+    assert not differing("early 2", "late 2")
+
+
+def copy_with_dictionaries(dataset, directory, change):
+    """Copies a dataset with other dictionaries, and tables of their sizes."""
+    shutil.copytree(dataset, directory)
+    own = Transform.load(directory / layout.TRANSFORM)
+    dictionaries = [change(i, one.keys.copy()) for i, one in enumerate(own.dictionaries)]
+    shutil.rmtree(directory / layout.TRANSFORM)
+    other = Transform.from_logs(own.num_numerical, dictionaries)
+    other.save(directory / layout.TRANSFORM)
+    spec = FeatureSpec.default(directory, own.num_numerical, other.cardinalities, ["train", "test"])
+    spec.save()
+    layout.write_dataset_manifest(directory, trained_model.ROWS, other.cardinalities, {})
+    return directory
+
+
+def test_a_continued_run_takes_dictionaries_that_go_on_and_refuses_others(
+    command, trained, tmp_path
+):
+    further = np.arange(1, 6, dtype=np.uint32)
+    added = copy_with_dictionaries(
+        trained.dataset, tmp_path / "added", lambda i, d: np.append(d, further[: min(2 * i, 5)])
+    )
+    inserted = copy_with_dictionaries(
+        trained.dataset,
+        tmp_path / "inserted",
+        lambda i, d: np.insert(d, i, further[: min(2 * i, 5)]),
+    )
+    checkpoint = find_checkpoint(trained.checkpoint)
+    going_on = [f"--continue_from={checkpoint}", "--save_checkpoint_path=run"]
+    named = (
+        r"expected the transform of .*: categorical 1: id 2 is \w{8} for the model and 00000001 h"
+    )
+    with pytest.raises(ValueError, match=f"{inserted}: {named}"):
+        command(*going_on, data=inserted, model=[], training=[])
+    command(*going_on, data=added, model=[], training=[])
+    sizes = Transform.load(added / "transform").cardinalities
+    assert [table["rows"] for table in read_config(last_checkpoint("run"))["tables"]] == sizes
+    assert Transform.load(last_checkpoint("run") / "transform").cardinalities == sizes
+    tested = command("--mode=test", "--load_checkpoint_path=run", data=added, model=[])
+    assert tested["auc"] > 0.7  # without --allow_other_transform, since the ids are the same
 
 
 def two_processes(folder, data, *flags):
@@ -140,7 +180,7 @@ def test_two_processes_go_on_as_one_long_run_of_two(days, tmp_path):
     two_processes(tmp_path, joined(tmp_path / "long", days[:2]), "--save_checkpoint_path=whole")
     two_processes(tmp_path, days[0], "--save_checkpoint_path=run0")
     two_processes(tmp_path, days[1], "--save_checkpoint_path=run1", "--continue_from=run0")
-    assert differing(tmp_path / "whole", tmp_path / "run1") == {}
+    assert not differing(tmp_path / "whole", tmp_path / "run1")
 
 
 @pytest.mark.slow
@@ -179,7 +219,7 @@ def test_a_run_that_is_killed_while_it_goes_on_ends_as_an_uninterrupted_one(
     process.join()
     assert process.exitcode == -signal.SIGKILL
     forked.succeed("dlrm.scripts.main", *words, cwd=tmp_path)
-    assert differing("whole", "parts") == {}
+    assert not differing("whole", "parts")
 
 
 def test_each_batch_replays_its_share_of_older_days(days):

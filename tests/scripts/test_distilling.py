@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from compared_checkpoints import differing
 from small_dataset import write_dataset
 from test_dist_main import TRAIN, Ranks
 
@@ -13,8 +14,7 @@ from dlrm.data.clicks.distilled import Distilled
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
-from dlrm.scripts.checkpoint.comparison import compare
-from dlrm.tasks import click_memory, click_run
+from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -40,9 +40,9 @@ def weights(run):
     [
         (0.7, []),
         (0.3, ["--self_ensemble", "--interaction_op=quadratic", "--gradient_accumulation_steps=3"]),
-        (0.7, ["--table_memory=18MB", "--table_store=rows", "--ensemble=2"]),
+        (0.7, ["--table_files=files", "--ensemble=2"]),
     ],
-    ids=["plain", "two passes", "stored"],
+    ids=["plain", "two passes", "files"],
 )
 def test_the_student_trains_as_on_a_dataset_with_mixed_labels(
     command, trained, monkeypatch, weight, flags
@@ -97,7 +97,7 @@ def test_a_resumed_student_ends_as_an_uninterrupted_one(command, trained, tmp_pa
         command(*parts, "--distill=teacher", data=data)
     (tmp_path / "teacher").rename(tmp_path / "moved")  # the same model elsewhere
     command(*parts, *DISTILL, "--distill=moved", data=data)
-    assert compare(last_checkpoint("whole"), last_checkpoint("parts"))["weights"] == {}
+    assert not differing(last_checkpoint("whole"), last_checkpoint("parts"))
 
 
 def test_the_mean_of_seeds_teaches_and_a_run_that_goes_on_may_be_taught(command, trained, capsys):
@@ -137,8 +137,8 @@ def test_what_cannot_teach_is_refused(command, trained, other_ids, monkeypatch, 
         data=others,
     )
     with monkeypatch.context() as little:
-        little.setattr(click_memory, "host_memory", lambda: (1000, 2000))
-        little.setattr(click_run, "agree_on_memory", lambda *given: None)
+        little.setattr(footprint, "host_memory", lambda: (1000, 2000))
+        little.setattr(click_run, "agree_that_tables_fit", lambda *given: None)
         refused("--distill teacher/step.*its tables need .* are free", teacher)
 
 

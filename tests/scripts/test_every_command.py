@@ -187,10 +187,10 @@ def walked(tmp_path_factory):
 
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
-    "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
-    "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
+    "dlrm/scripts/checkpoint/__main__.py": {"--output"},
+    "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_files", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
-    "dlrm/published/command.py": {"run --results", "document output"},
+    "dlrm/published/command.py": {"run --results", "table --output"},
     "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }
 
@@ -230,10 +230,9 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
 @pytest.mark.parametrize(
     ("module", "words", "name"),
     [
-        ("dlrm.scripts.main", ("--placement", URI), "--placement "),
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
-        ("dlrm.published.command", ("document", URI), "output "),
+        ("dlrm.published.command", ("table", "002", "--output", URI), "--output "),
         ("dlrm.scripts.demo", ("--output", URI), "--output "),
     ],
 )

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 
-import own_layers  # noqa: F401  # registers layers
 import pytest
 
 from dlrm.flags import HelpAsked
@@ -68,8 +67,6 @@ JUNE_2020 = {
 
 # Flags that NVIDIA added until 2023.
 LATER = {
-    "Adam_MLP_optimizer": False,
-    "Adam_embedding_optimizer": False,
     "auc_device": "GPU",
     "backend": "nccl",
     "bottom_features_ordered": False,
@@ -87,9 +84,7 @@ CHOICES = {
         *("binary", "memmap", "split", "parametric"),
         *("synthetic_gpu", "synthetic_random", "synthetic_disk"),
     },
-    "defaults": {"2020", "2021"},
     "execution": {"eager", "graph", "lazy"},
-    "preset": {"gaudi_medium", "mlperf_dcnv2"},
     "recipe": {"auto"},
     "log_format": {"nvidia", "short"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
@@ -116,21 +111,6 @@ def test_every_documented_choice_is_taken(flag, choices):
         dlrm_flags.parse([f"--{flag}=x"])
     (listed,) = re.findall("<(.*)>", str(raised.value))
     assert set(listed.split("|")) == choices
-
-
-@pytest.mark.parametrize(
-    ("flag", "choices"),
-    [
-        ("numerical_embedding", ("none", "piecewise", "periodic", "bins", "scaled_fields")),
-        ("top_mlp", ("mlp", "residual")),
-        ("interaction_op", ("bilinear", "dot,bilinear")),
-    ],
-)
-def test_layers_are_built_in_or_registered(flag, choices):
-    for choice in choices:
-        assert dlrm_flags.parse([f"--{flag}={choice}"])[flag] == choice
-    with pytest.raises(ValueError, match=f"^--{flag} x: expected .*{choices[0]}.* got 'x'; to use"):
-        dlrm_flags.parse([f"--{flag}=x"])
 
 
 def test_interactions_are_named_alone_or_with_commas_between():
@@ -180,36 +160,6 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
     assert "--placement" in shown
 
 
-# Defaults of October 2021 that differ from June 2020's, for one process and for several.
-OCTOBER_2021 = {
-    "batch_size": 65536,
-    "test_batch_size": 65536,
-    "lr": 24.0,
-    "warmup_steps": 8000,
-    "decay_steps": 24000,
-    "decay_start_step": 48000,
-    "embedding_type": "custom_cuda",
-    "dataset_type": "parametric",
-}
-
-
-@pytest.mark.parametrize("others", [None, dlrm_flags.DIST_MAIN])
-def test_the_defaults_of_2021_give_way_to_flags_and_presets(others):
-    def parse(*words):
-        return dlrm_flags.parse([*words], dlrm_flags.make_flags(others))
-
-    later = parse("--defaults=2021")
-    assert later == {**parse(), "defaults": "2021", **OCTOBER_2021}
-    assert later.given == {"defaults"}
-    assert parse("--defaults=2020") == parse()
-    given = parse("--defaults=2021", "--lr=28", "--warmup_steps=6400")
-    assert given == {**later, "lr": 28.0, "warmup_steps": 6400}
-    preset = parse("--preset=gaudi_medium", "--defaults=2021")
-    assert preset == {**parse("--preset=gaudi_medium"), "defaults": "2021"} | {
-        name: OCTOBER_2021[name] for name in ("decay_start_step", "embedding_type")
-    }
-
-
 def test_shuffle_is_the_short_name():
     values = dlrm_flags.parse(["-shuffle"])
     assert values["shuffle_batch_order"]
@@ -250,22 +200,6 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
 def test_what_absl_finds_is_told_in_its_words(word, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         dlrm_flags.parse([word])
-
-
-@pytest.mark.parametrize(
-    ("words", "advice"),
-    [
-        (["--synthetic_dataset"], "; --dataset_type synthetic_gpu makes random rows"),
-        (["--synthetic_dataset", "--lr=1"], "; --dataset_type synthetic_gpu makes random rows"),
-        (["--nofp16"], "; float32 is the default"),
-        (["--self_interaction"], "; NVIDIA's later versions have none, either"),
-        (["--synthetic_dataset_dir"], "Missing value for flag --synthetic_dataset_dir"),
-    ],
-)
-def test_earlier_flags_of_nvidia_are_told_their_counterparts(words, advice):
-    with pytest.raises(ValueError, match="--|flag") as raised:
-        dlrm_flags.parse(words)
-    assert str(raised.value).endswith(advice)
 
 
 @pytest.mark.parametrize("parse", [dlrm_flags.parse, cnn_flags.parse, bert_flags.parse])
@@ -337,7 +271,7 @@ def test_the_help_of_bert_says_each_default_once():
 # Settings of the model that change no network: a checkpoint does not determine them.
 NO_ARCHITECTURE = {
     *("dropout", "embedding_init", "embedding_init_scale", "embedding_init_std", "embedding_type"),
-    *("numerical_sigma", "output_init", "placement", "self_ensemble"),
+    *("output_init", "placement", "self_ensemble"),
 }
 # What a resumed run must keep besides the architecture.
 FROZEN = {
@@ -353,7 +287,6 @@ FROZEN = {
     *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),
     *("synthetic_dataset_table_sizes", "synthetic_dataset_use_feature_spec", "synthetic_ids"),
     *("tf32", "warmup", "warmup_factor", "warmup_steps", "warmup_unit", "weight_decay"),
-    *("ftrl_alpha", "ftrl_beta", "ftrl_l1", "ftrl_l2", "wide_optimizer"),
 }
 
 

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shutil
 
 import forked
 import numpy as np
@@ -16,7 +15,7 @@ from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
-from dlrm.tasks import click_memory, click_run
+from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -187,18 +186,6 @@ def test_resume_without_a_checkpoint_starts_at_0_and_says_so(command, capsys):
     assert "no checkpoint in" in capsys.readouterr().out
 
 
-def test_the_defaults_of_2021_are_recorded_as_the_flags_that_they_set(command, tmp_path):
-    saving = [f"--save_checkpoint_path={tmp_path / 'run'}", "--print_freq=1"]
-    command("--defaults=2021", *saving, "--warmup_steps=4", training=[])
-    expected = {"batch_size": 65536, "lr": 24.0, "warmup_steps": 4, "decay_steps": 24000}
-    saved = read_config(find_checkpoint(tmp_path / "run"))["flags"]
-    for flags in (log_entries(tmp_path / "run" / "log.json")[0]["data"], saved):
-        assert {name: flags[name] for name in expected} == expected
-    with pytest.raises(ValueError, match=r"--lr: 24\.0 in the checkpoint, now 28\.0"):
-        command("--resume", *saving, "--epochs=2", "--warmup_steps=4", training=[])
-    command("--resume", "--defaults=2021", *saving, "--epochs=2", "--warmup_steps=4", training=[])
-
-
 def test_a_run_whose_rate_falls_to_its_end_keeps_its_length(command):
     falling = ["--schedule=linear", "--warmup=0.5", "--batch_size=64", "--lr=0.02"]
     falling += ["--save_checkpoint_path=run", "--print_freq=1", "--max_steps=8"]
@@ -327,10 +314,9 @@ def test_bags_are_resumed_hashed_and_timed(command):
     )
     assert resumed["test_log_loss"] == whole["test_log_loss"]
     benchmark = ["--inference_benchmark_batch_sizes=64", "--inference_benchmark_steps=20"]
-    benchmark.append("--inference_benchmark_runtimes=native,aot")  # later tests have the others
+    benchmark.append("--inference_benchmark_runtimes=native")  # later tests have the others
     timed = command(*flags, "--mode=inference_benchmark", *benchmark)
     assert timed["mean_inference_latency_batch_64"] > 0
-    assert shutil.which("g++") is None or timed["mean_inference_latency_batch_64_aot"] > 0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
@@ -434,7 +420,7 @@ def advised(capsys):
 @pytest.mark.parametrize(
     "chosen",
     ["--lr=0.02", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd"]
-    + ["--Adam_MLP_optimizer", "--Adam_embedding_optimizer"],
+    + ["--mlp_optimizer=adam", "--embedding_optimizer=adam"],
 )
 def test_the_short_run_is_told_a_schedule_that_fits(command, capsys, chosen):
     command("--max_steps=16", "--batch_size=64", chosen, training=[])
@@ -529,7 +515,6 @@ def test_recorded_steps_need_our_row_updates(command, recording):
         (["--checkpoint_freq=5"], "--checkpoint_freq 5 needs --save_checkpoint_path"),
         (["--early_stop=2"], "--early_stop 2 needs --save_checkpoint_path"),
         (["--schedule=linear"], "--warmup_steps contradicts --schedule linear"),
-        (["--Adam_MLP_optimizer", "--mlp_optimizer=sgd"], "--Adam_MLP_optimizer contradicts"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
         (["--top_mlp_sizes=16,x,1"], "--top_mlp_sizes 16,x,1: expected integers"),
         (["--synthetic_dataset_hotness=3"], "--synthetic_dataset_hotness: .*synthetic_gpu"),
@@ -711,35 +696,23 @@ def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "needed", "free", "proposed"),
-    [  # 383 rows of 4 floats, and Adam's two of each; proposals take 9/10 of the free memory
-        ([], 383 * 48, 383 * 36, "--embedding_optimizer adagrad"),
-        (["--freeze_embeddings"], 383 * 16, 230 * 16, "--max_table_size 77"),  # 53 + 2 n rows
-        (["--mode=test"], 383 * 16, 230 * 16, "--max_table_size 77"),
+    ("arguments", "needed"),
+    [  # 383 rows of 4 floats, and Adam's two of each
+        ([], 383 * 48),
+        (["--freeze_embeddings"], 383 * 16),
+        (["--mode=test"], 383 * 16),
     ],
 )
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(
-    command, monkeypatch, arguments, needed, free, proposed
+    command, monkeypatch, arguments, needed
 ):
     monkeypatch.setattr(click_run, "Recommendation", None)
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (needed, 2**30))
+    monkeypatch.setattr(footprint, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (free, 2**30))
-    with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:
+    monkeypatch.setattr(footprint, "host_memory", lambda: (needed - 1, 2**30))
+    with pytest.raises(ValueError, match=r"the embedding tables need .* on the host.*_files DIR"):
         command(*arguments)
-    assert proposed in str(raised.value)
-    assert "base_device" not in str(raised.value)
-    assert "processes" not in str(raised.value)
-
-
-def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
-    command("--max_steps=1", "--save_checkpoint_path=run")
-    monkeypatch.setattr(click_memory, "host_memory", lambda: (383 * 18, 2**30))
-    with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
-        command("--load_checkpoint_path=run")
-    with pytest.raises(ValueError, match="No other value of one flag"):
-        command("--save_checkpoint_path=run", "--resume")
 
 
 def has_gpus(monkeypatch, count):
@@ -775,7 +748,7 @@ def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(comm
 
     has_gpus(monkeypatch, 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    with pytest.raises(ValueError, match=r"on cuda, .*2 processes with a GPU.*--base_device cpu$"):
+    with pytest.raises(ValueError, match=r"on cuda, .* more processes$"):
         command("--base_device=cuda")
     assert asked == ["cuda"]
 

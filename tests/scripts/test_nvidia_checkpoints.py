@@ -4,12 +4,12 @@ import forked
 import numpy as np
 import pytest
 import torch
+from compared_checkpoints import differing
 from nvidia_model import NvidiaModel, scored_by
 from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, TABLE_SIZES
 
 import dlrm
-from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.nvidia import read_nvidia
@@ -69,7 +69,7 @@ def test_training_begins_with_its_weights(command, theirs, tmp_path):
     saving = [f"--save_checkpoint_path={tmp_path / 'run'}", f"--load_checkpoint_path={theirs_at}"]
     frozen = ["--max_steps=2", "--freeze_mlps", "--freeze_embeddings"]
     command(*saving, *frozen, model=[])
-    assert not compare(theirs_at, tmp_path / "run", weights_only=True)["different"]
+    assert not differing(theirs_at, tmp_path / "run", with_state=False)
     command(f"--load_checkpoint_path={theirs_at}", "--max_steps=2", model=[])
     wrong = [*MODEL[:-1], "--top_mlp_sizes=9,1"]
     with pytest.raises(ValueError, match=r"theirs: of another architecture"):
@@ -84,16 +84,16 @@ def test_it_scores_rows(dataset, scored, tmp_path):
     assert dlrm.load(tmp_path / "theirs").model.config.table_sizes == TABLE_SIZES
 
 
-def test_it_is_inspected_and_compared_with_ours(theirs, tmp_path):
+def test_it_is_inspected_and_converted(theirs, tmp_path):
     found = describe(tmp_path / "theirs")
     assert (found["format"], found["step"]) == ("nvidia", 77)
     assert found["dense"]["output.weight"]["max_abs"] == float(theirs.out[0].abs().max())
     write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
-    assert not compare(tmp_path / "theirs", tmp_path / "ours")["different"]
+    assert not differing(tmp_path / "theirs", tmp_path / "ours")
     theirs.tables[2][1, 1] += 1
     theirs.save(tmp_path / "others", FLAGS_2021, {"epoch": 0, "step": 77})
-    weights = compare(tmp_path / "others", tmp_path / "ours", feature_order="size_sorted")
-    assert weights["weights"].keys() == {"table 2"}
+    others = differing(tmp_path / "others", tmp_path / "ours", feature_order="size_sorted")
+    assert others == {"table 2"}
 
 
 def test_what_it_lacks_is_said(command, theirs, dataset, tmp_path):

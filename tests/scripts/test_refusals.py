@@ -8,10 +8,9 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
-from small_dataset import write_dataset
 
 MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transcode", "predict"))
-VERIFY, TOOL = "dlrm.scripts.verify_dataset", "dlrm.scripts.checkpoint"
+TOOL = "dlrm.scripts.checkpoint"
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.prepare_logs"
 PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.scripts.simulate_logs"
@@ -51,15 +50,12 @@ COMMANDS = {
     "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
     "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
-    "dlrm.scripts.plan": (1, (), "--ranks=x"),
-    "dlrm.scripts.fetch": (2, ("s3://x/y", "x"), "--cache_gib=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
-    VERIFY: (1, ("x",), "--num_numerical_features=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
-    TOOL: (2, ("inspect", "x"), "--rtol=x"),
-    "dlrm.published.command": (2, ("seeds", "x"), "--n=x"),
+    TOOL: (2, ("inspect", "x"), "--check=x"),
+    "dlrm.published.command": (2, ("run", "x"), "--threads=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
     "dlrm.scripts.doctor": (2, (), "--json=x"),
@@ -338,13 +334,6 @@ def test_a_directory_that_another_may_have_made_is_not_used(tmp_path):
     )
     assert "shared/data: another user may have made it" in line
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_dataset_without_training_rows_is_wrong(tmp_path):
-    write_dataset(tmp_path / "data", {"train": 0, "test": 5})
-    done = forked.run(VERIFY, tmp_path / "data", timeout=LIMIT)
-    assert done.returncode == 1
-    assert "train/label.bin: expected training rows, got none" in done.stdout
 
 
 def test_a_dataset_whose_labels_are_all_the_same_says_so(tmp_path):

@@ -149,7 +149,6 @@ FULL = {
     "evaluate": "-m dlrm.scripts.evaluate --checkpoint=run --input=data --output={}/o",
     "predict": "-m dlrm.scripts.predict --checkpoint=run --input=data --output={}/o.npy",
     "convert": "-m dlrm.scripts.convert --dataset=data --output={}/o",
-    "checkpoint": "-m dlrm.scripts.checkpoint grow --table_sizes=200000 --output={}/o run",
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",
     "export": "ROOT/triton/export.py --checkpoint=run --save-dir={}/o",
     "simulate": "-m dlrm.scripts.simulate_logs --output={}/o --rows=100000",

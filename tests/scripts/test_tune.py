@@ -1,12 +1,11 @@
-"""`dlrm.scripts.tune` searches settings on training rows only, and resumes after any end."""
+"""`dlrm tune` searches settings on training rows only; its study resumes and is shared."""
 
-import json
-import random
 import shutil
 import time
 
 import forked
 import numpy as np
+import optuna
 import pytest
 from absl import flags
 from small_dataset import write_dataset
@@ -19,11 +18,10 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.flags import parse_flags
-from dlrm.manifest import sealed_json
 from dlrm.scripts.tune.__main__ import main
-from dlrm.scripts.tune.folds import FoldPart, write_part
-from dlrm.scripts.tune.halving import Rung, plan_rungs
-from dlrm.scripts.tune.space import Space
+from dlrm.scripts.tune.flags import TuneConfig
+from dlrm.scripts.tune.folds import write_fold
+from dlrm.scripts.tune.space import open_study
 
 TUNE = "dlrm.scripts.tune"
 SPACE = """
@@ -55,11 +53,14 @@ def arguments(dataset, space, output, *others):
 
 
 def results(output):
-    """Returns the results of a search, without the times of its runs."""
-    return {name: (output / name).read_bytes() for name in NAMES}
+    return {name: (output / name).read_bytes() for name in ("tuning.txt", "best.flags")}
 
 
-NAMES = ("tuning.txt", "tuning.json", "best.flags")
+def trials(output):
+    """Returns the user attributes of the finished trials of a study, by their numbers."""
+    study = open_study(output / "study.journal", True, 2)
+    done = [t for t in study.trials if t.state.is_finished() and "results" in t.user_attrs]
+    return {t.user_attrs["trial"]: t.user_attrs for t in done}
 
 
 @pytest.fixture(scope="module")
@@ -70,37 +71,40 @@ def searched(dataset, space, tmp_path_factory):
 
 
 def test_the_best_settings_train_by_the_command(searched, dataset, tmp_path):
-    facts = json.loads((searched / "tuning.json").read_text())
-    assert [rung["trials"] for rung in facts["rungs"]] == [5, 3, 2]
-    best, second = (trial["results"]["3"][0]["auc"] for trial in facts["trials"][:2])
-    assert best >= second
-    assert best > 0.65
-    assert not (searched / "parts").exists()
+    head, best, second, *_, roles = (searched / "tuning.txt").read_text().splitlines()
+    assert head.split()[:4] == ["trial", "steps", "auc", "log_loss"]
+    assert best.split()[1] == second.split()[1] == "100%"
+    assert float(best.split()[2]) >= float(second.split()[2])
+    assert float(best.split()[2]) > 0.65
+    assert roles.startswith("metrics are of held-out training rows, chosen on; test and ")
+    shown = {path.name for path in searched.iterdir() if path.name != ".lock"}
+    assert shown == {"study.journal", "tuning.txt", "best.flags"}
     where = [f"--dataset={dataset}", f"--flagfile={searched / 'best.flags'}"]
     done = forked.succeed("dlrm.scripts.main", *where, "--base_device=cpu", cwd=tmp_path)
     assert "chosen_on : set_aside\n" in done.stdout  # the dataset has no validation rows
-    *_, roles = (searched / "tuning.txt").read_text().splitlines()
-    assert roles.startswith("metrics are of held-out training rows, chosen on; test and ")
 
 
 def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
-    facts = json.loads((searched / "tuning.json").read_text())
-    trial = next(one for one in facts["trials"] if one["settings"].get("epochs") == 2)
-    rung, ((metrics,)) = list(trial["results"].items())[-1]
-    share = facts["rungs"][int(rung) - 1]["share"]
-    write_part(dataset, FoldPart(0, 1, 0.2, "random", share, 1), tmp_path / "part")
-    steps = 2 * -(-dlrm.Dataset(tmp_path / "part").rows["train"] // 128)
-    model = dlrm.fit(
-        tmp_path / "part",
-        recipe="auto",
-        seed=1,
-        test_freq=steps,
-        set_aside=0.0,  # nothing is chosen during a trial
-        base_device="cpu",
-        **trial["settings"],
-    )
+    write_fold(TuneConfig(dataset, tmp_path), 0, tmp_path / "fold")
+    lines = (searched / "tuning.txt").read_text().splitlines()
+    number = next(int(line.split()[0]) for line in lines[1:] if line.split()[1:][0] == "100%")
+    trial = trials(searched)[number]
+    own = {n: tuple(v) if isinstance(v, list) else v for n, v in trial["settings"].items()}
+    # Tests during a training change nothing, and nothing is chosen during a trial.
+    fixed = {"recipe": "auto", "seed": 1, "test_freq": 10**6, "set_aside": 0.0}
+    model = dlrm.fit(tmp_path / "fold", base_device="cpu", **fixed, **own)
+    (metrics,) = trial["results"]
     assert metrics["auc"] == model.results["test_auc"]
     assert metrics["log_loss"] == model.results["test_log_loss"]
+
+
+def test_trials_that_are_behind_end_early(searched):
+    study = open_study(searched / "study.journal", True, 2)
+    states = [trial.state for trial in study.trials]
+    assert optuna.trial.TrialState.PRUNED in states
+    for trial in study.trials:
+        assert {*trial.intermediate_values} <= {1, 2, 3, 4}  # quarters of the steps
+        assert (4 in trial.intermediate_values) == (trial.state.name == "COMPLETE")
 
 
 def test_test_rows_are_not_opened(searched, dataset, space, tmp_path):
@@ -110,107 +114,85 @@ def test_test_rows_are_not_opened(searched, dataset, space, tmp_path):
     assert results(tmp_path / "out") == results(searched)
 
 
-def test_a_search_that_was_killed_goes_on(searched, dataset, space, tmp_path):
-    words = arguments(dataset, space, tmp_path / "out")
+def test_a_search_that_was_killed_goes_on(dataset, space, tmp_path):
+    assert main(arguments(dataset, space, tmp_path / "whole", "--rungs=1")) == 0
+    words = arguments(dataset, space, tmp_path / "out", "--rungs=1")
     process = forked.start(TUNE, *words, stdout=tmp_path / "log")
-    done, deadline = tmp_path / "out/results", time.monotonic() + 120
-    while len(list(done.glob("*.json"))) < 3 and time.monotonic() < deadline:
+    journal, deadline = tmp_path / "out/study.journal", time.monotonic() + 120
+    while time.monotonic() < deadline and not (
+        journal.exists() and journal.read_text().count("results") >= 3
+    ):
         time.sleep(0.01)
     process.kill()
     process.join()
-    first = {path: path.read_bytes() for path in done.glob("*.json")}
-    assert 3 <= len(first) < 10
     assert not (tmp_path / "out/tuning.txt").exists()
+    first = trials(tmp_path / "out")
+    assert 2 <= len(first) < 5
+    with open(journal, "a") as file:
+        file.write('{"op_code": 5, "half')  # of a line, as a kill within a write leaves it
     assert main(words) == 0
-    assert {path: path.read_bytes() for path in first} == first  # times included
-    assert results(tmp_path / "out") == results(searched)
+    assert first.items() <= trials(tmp_path / "out").items()
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
-def flip(path, random):
-    """Flips a bit of a file; returns its content before."""
-    whole = path.read_bytes()
-    damaged, place = bytearray(whole), random.randrange(8 * len(whole))
-    damaged[place // 8] ^= 1 << place % 8
-    path.write_bytes(damaged)
-    return whole
+def test_two_commands_share_a_study(dataset, space, tmp_path):
+    words = arguments(dataset, space, tmp_path / "out", "--trials=6")
+    both = [forked.start(TUNE, *words, stdout=tmp_path / f"log{n}") for n in (1, 2)]
+    for process in both:
+        process.join()
+    study = open_study(tmp_path / "out/study.journal", True, 2)
+    assert sorted(trial.user_attrs["trial"] for trial in study.trials) == [0, 1, 2, 3, 4, 5]
+    logs = "".join((tmp_path / f"log{n}").read_text() for n in (1, 2))
+    assert all(logs.count(f"trial {number}: auc") == 1 for number in range(6))
+    assert len((tmp_path / "out/tuning.txt").read_text().splitlines()) == 8
 
 
-def rewrite(path, **changes):
-    """Changes entries of a sealed file; None removes one."""
-    facts = {**json.loads(path.read_text()), **changes}
-    path.write_text(sealed_json({name: one for name, one in facts.items() if one is not None}))
-
-
-def test_a_result_of_another_training_is_made_again(searched, dataset, space, tmp_path, capsys):
+def test_more_trials_take_what_is_known(searched, dataset, space, tmp_path):
     shutil.copytree(searched, tmp_path / "out")
-    first, second, third, *_ = sorted((tmp_path / "out/results").glob("*-share-0.2500.json"))
-    shutil.copy(second, first)
-    rung = next((tmp_path / "out/results").glob("*-share-1.0000.json"))
-    shutil.copy(rung.with_name(rung.name.replace("1.0000", "0.5000")), rung)
-    rewrite(third, dataset="00000000")
-    assert main(arguments(dataset, space, tmp_path / "out")) == 0
-    said = capsys.readouterr().out
-    assert f"cannot be used: {first}: the result of another training: expected trial 0, got" in said
-    assert f"{rung}: the result of another training: expected share 1, got 0.5" in said
-    assert f"{third}: the result of another training: expected dataset" in said
-    assert said.count("trained again") == 3
-    assert results(tmp_path / "out") == results(searched)
+    before = trials(tmp_path / "out")
+    assert main(arguments(dataset, space, tmp_path / "out", "--trials=6", "--processes=2")) == 0
+    after = trials(tmp_path / "out")
+    assert before.items() <= after.items()
+    assert len(after) == 6
 
 
-@pytest.mark.parametrize(
-    ("write", "named"),
-    [
-        (
-            lambda path: path.write_text(path.read_text().replace('"auc": 0.', '"auc": 0.9')),
-            "expected CRC-32",
-        ),
-        (lambda path: path.write_text("{}"), "expected the checksum own_crc32 at its end"),
-        (lambda path: path.write_text(sealed_json({})), "expected settings and metrics, got {"),
-        (lambda path: rewrite(path, result={"auc": 1.0}), "expected settings and metrics, got {"),
-        (lambda path: rewrite(path, settings=None), "expected settings and metrics, got {"),
-    ],
-)
-def test_a_damaged_result_is_made_again(searched, dataset, space, tmp_path, capsys, write, named):
+def refused(capsys, *words):
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as ended:  # of the parser
+        code = ended.code
+    assert code in (1, 2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_another_search_is_refused_by_name(searched, dataset, space, tmp_path, capsys):
     shutil.copytree(searched, tmp_path / "out")
-    path = min((tmp_path / "out/results").iterdir())
-    write(path)
-    assert main(arguments(dataset, space, tmp_path / "out")) == 0
-    said = capsys.readouterr().out
-    assert f"trained again, since its result cannot be used: {path}: {named}" in said
-    assert results(tmp_path / "out") == results(searched)
+    words = arguments(dataset, space, tmp_path / "out")
+    assert "--seed: expected 1, got 2" in refused(capsys, *words, "--seed=2")
+    (tmp_path / "other.yaml").write_text(SPACE.replace("128", "64"))
+    error = refused(capsys, *words, f"--space={tmp_path / 'other.yaml'}")
+    assert "--space, batch_size: expected 128, got 64" in error
+    assert "exists, and is no search" in refused(capsys, *words, f"--output={dataset}")
+    shutil.copytree(dataset, tmp_path / "changed")
+    labels = tmp_path / "changed/train/label.bin"
+    labels.write_bytes(bytes([1 - labels.read_bytes()[0]]) + labels.read_bytes()[1:])
+    error = refused(capsys, *arguments(tmp_path / "changed", space, tmp_path / "new"))
+    assert "train/label.bin: expected CRC-32" in error
+    other = write_dataset(tmp_path / "other", ROWS, seed=5)
+    error = refused(capsys, *arguments(other, space, tmp_path / "out"))
+    assert "train/cat_0.bin: expected " in error
 
 
-def test_damaged_rows_of_a_killed_search_are_written_again(
-    searched, dataset, space, tmp_path, capsys
-):
-    shutil.copytree(searched, tmp_path / "out")
-    min((tmp_path / "out/results").iterdir()).unlink()
-    part = FoldPart(0, 1, 0.2, "random", 0.25, 1)
-    directory = tmp_path / "out/parts" / part.name
-    write_part(dataset, part, directory)
-    flip(directory / "train/label.bin", random.Random(1))
-    assert main(arguments(dataset, space, tmp_path / "out")) == 0
-    said = capsys.readouterr().out
-    label = directory / "train/label.bin"
-    assert f"rows written again, since a file of them is damaged: {label}: expected CRC-32" in said
-    assert results(tmp_path / "out") == results(searched)
-
-
-def test_a_damaged_search_is_named(searched, dataset, space, tmp_path, capsys):
-    shutil.copytree(searched, tmp_path / "out")
-    begun = tmp_path / "out/search.json"
-    begun.write_bytes((searched / "search.json").read_bytes().replace(b"0", b"1", 1))
+@pytest.mark.parametrize("content", ["no JSON\n{}\n", "[]\n", '{"op_code": 4}\n', "\xff\n"])
+def test_a_journal_that_cannot_be_read_is_named(dataset, space, tmp_path, capsys, content):
+    (tmp_path / "out").mkdir()
+    journal = tmp_path / "out/study.journal"
+    journal.write_bytes(content.encode("latin1"))
     error = refused(capsys, *arguments(dataset, space, tmp_path / "out"))
-    assert f"{begun}: expected CRC-32" in error
-
-
-@pytest.mark.parametrize("content", ["{}", '{"flags": {}, "space": {}, "files": []}'])
-def test_a_map_that_is_no_search_is_named(searched, dataset, space, tmp_path, capsys, content):
-    shutil.copytree(searched, tmp_path / "out")
-    (tmp_path / "out/search.json").write_text(content)
-    error = refused(capsys, *arguments(dataset, space, tmp_path / "out"))
-    assert error.startswith("error: ")
-    assert "out/search.json: expected flags, space, files of a search, got {" in error
+    assert f"{journal}: expected a journal of Optuna, got" in error
+    assert journal.read_bytes() == content.encode("latin1")
 
 
 def test_damaged_flags_are_not_used(searched, tmp_path):
@@ -233,95 +215,21 @@ def test_damaged_flags_are_not_used(searched, tmp_path):
         parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
 
 
-@pytest.mark.slow
-def test_a_hundred_flips_in_a_search_change_no_result(searched, dataset, space, tmp_path, capsys):
-    """Results are made again; what cannot be is named."""
-    seed, named = 20261125, 0
-    draw = random.Random(seed)
-    output = tmp_path / "out"
-    for number in range(100):
-        shutil.copytree(searched, output)
-        files = sorted(path for path in output.rglob("*") if path.suffix in (".json", ".flags"))
-        path = files[number % len(files)]
-        flip(path, draw)
-        if path.name == "search.json":
-            assert path.name in refused(capsys, *arguments(dataset, space, output))
-            named += 1
-        else:
-            assert main(arguments(dataset, space, output)) == 0
-            assert results(output) == results(searched), path
-        shutil.rmtree(output)
-    print(f"100 flips, seed {seed}: {named} named, {100 - named} without effect")
-
-
-@pytest.mark.slow
-def test_processes_change_nothing(searched, dataset, space, tmp_path):
-    assert main([*arguments(dataset, space, tmp_path / "out"), "--processes=2"]) == 0
-    assert results(tmp_path / "out") == results(searched)
-
-
-@pytest.mark.slow
-def test_folds_are_what_rungs_add(dataset, space, tmp_path, capsys):
-    assert main(arguments(dataset, space, tmp_path / "out", "--folds=3", "--trials=3")) == 0
-    facts = json.loads((tmp_path / "out/tuning.json").read_text())
-    assert [(one["folds"], one["share"]) for one in facts["rungs"]] == [(1, 1), (2, 1), (3, 1)]
-    assert len(facts["trials"][0]["results"]["3"]) == 3
-    assert facts["trials"][0]["results"]["3"][0] == facts["trials"][0]["results"]["1"][0]
-    assert " ± " in capsys.readouterr().out
-
-
-def test_more_trials_take_what_is_known(searched, dataset, space, tmp_path):
-    shutil.copytree(searched, tmp_path / "out")
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/results").iterdir()}
-    assert main(arguments(dataset, space, tmp_path / "out", "--trials=6")) == 0
-    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/results").iterdir()}
-    assert before.items() < after.items()
-    assert len(json.loads((tmp_path / "out/tuning.json").read_text())["trials"]) == 6
-
-
-def refused(capsys, *words):
-    try:
-        code = main([str(word) for word in words])
-    except SystemExit as ended:  # of the parser
-        code = ended.code
-    assert code in (1, 2)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
-def test_data_that_changed_are_refused_by_name(searched, dataset, space, tmp_path, capsys):
-    shutil.copytree(searched, tmp_path / "out")
-    changed = write_dataset(tmp_path / "changed", ROWS, seed=5)
-    error = refused(capsys, *arguments(changed, space, tmp_path / "out"))
-    assert "changed/train/cat_0.bin: has changed: expected CRC-32" in error
-    labels = tmp_path / "changed/train/label.bin"
-    labels.write_bytes(bytes([1 - labels.read_bytes()[0]]) + labels.read_bytes()[1:])
-    error = refused(capsys, *arguments(changed, space, tmp_path / "new"))
-    assert "train/label.bin: expected CRC-32" in error
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_search_goes_on_as_it_began(searched, dataset, space, tmp_path, capsys):
-    shutil.copytree(searched, tmp_path / "out")
-    words = arguments(dataset, space, tmp_path / "out")
-    assert "--seed: expected 1, got 2" in refused(capsys, *words, "--seed=2")
-    (tmp_path / "other.yaml").write_text(SPACE.replace("128", "64"))
-    error = refused(capsys, *words, f"--space={tmp_path / 'other.yaml'}")
-    assert "--space, batch_size: expected 128, got 64" in error
-    assert "exists, and is no search" in refused(capsys, *words, f"--output={dataset}")
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("dropuot: 0.1", "dropuot: expected a setting among"),
         ("seed: [1, 2]", "seed: expected a setting among"),
-        ("lr: {low: 0.1, high: 0.01}", "lr: expected low below high, got 0.1 and 0.01"),
-        ("lr: {low: 0, high: 0.01, log: true}", "expected low below high above 0"),
-        ("lr: {low: a, high: 1}", "lr: expected numbers as low and high, got 'a'"),
-        ("lr: {lowest: 0}", "lr: expected low, high and log, got lowest"),
-        ("lr: []", "lr: expected values, got an empty list"),
+        ("lr: {low: 0.1, high: 0.01}", "lr: `low <= high` must hold"),
+        ("lr: {low: 0, high: 0.01, log: true}", "lr: `low > 0` must hold"),
+        ("lr: {low: a, high: 1}", "space.yaml: lr: "),
+        ("lr: {low: 0.1, high: 1, step: a}", "lr: "),
+        ("lr: {lowest: 0}", "lr: expected low, high and log, got {'lowest': 0}"),
+        ("lr: []", "lr: expected values, got []"),
+        ("lr: fast", "space.yaml: lr: expected float, got 'fast'"),
+        ("lr: [0.1, fast]", "space.yaml: lr: expected float, got 'fast'"),
+        ("epochs: {low: 0.5, high: 2}", "space.yaml: epochs: expected int, got 0.5"),
+        ("wide: [true, 1]", "space.yaml: wide: expected bool, got 1"),
         ("dropout: [2.0]", "--dropout 2.0: expected 0 or more, less than 1"),
     ],
 )
@@ -334,52 +242,24 @@ def test_a_space_that_is_none_is_named(dataset, tmp_path, capsys, text, named):
 @pytest.mark.parametrize("flag", ["--trials=0", "--eta=1", "--held_out=1", "--processes=0"])
 def test_impossible_flags_are_named(dataset, space, tmp_path, capsys, flag):
     error = refused(capsys, *arguments(dataset, space, tmp_path / "out"), flag)
-    assert flag.replace("=", " ") in error
+    assert flag in error.replace(" ", "=")
 
 
-def test_a_trial_that_diverges_is_the_last(dataset, tmp_path, capsys):
+def test_a_trial_that_diverges_is_the_last(dataset, tmp_path):
     (tmp_path / "space.yaml").write_text("{lr: [1.0e+38], batch_size: 128, epochs: 1}")
     words = arguments(dataset, tmp_path / "space.yaml", tmp_path / "out", "--trials=2", "--rungs=1")
     assert main(words) == 0
-    assert (
-        "diverged" in (tmp_path / "out/tuning.txt").read_text().splitlines()[-2]
-    )  # before the roles
+    lines = (tmp_path / "out/tuning.txt").read_text().splitlines()
+    assert "diverged" in lines[-2]  # before the roles
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"lr": "fast"}, "space.yaml: lr: expected float, got 'fast'"),
-        ({"lr": [0.1, "fast"]}, "space.yaml: lr: expected float, got 'fast'"),
-        ({"epochs": {"low": 0.5, "high": 2}}, "space.yaml: epochs: expected int, got 0.5"),
-        ({"wide": [True, 1]}, "space.yaml: wide: expected bool, got 1"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_before_a_trial_runs(facts, message):
-    with pytest.raises(ValueError, match=message):
-        Space.from_dict(facts, [*KNOWN], "space.yaml")
-
-
-def test_rungs_end_with_all_there_is():
-    assert plan_rungs(27, 3, 3, 1) == [Rung(27, 1, 3**-2), Rung(9, 1, 3**-1), Rung(3, 1, 1.0)]
-    assert plan_rungs(9, 3, 3, 5) == [Rung(9, 1, 1.0), Rung(3, 2, 1.0), Rung(1, 5, 1.0)]
-    assert plan_rungs(8, 3, 3, 2) == [Rung(8, 1, 1.0), Rung(3, 2, 1.0)]
-    assert plan_rungs(4, 1, 3, 1) == [Rung(4, 1, 1.0)]
-
-
-def test_settings_are_drawn_from_the_space_alone():
-    facts = {"lr": {"low": 1e-4, "high": 1.0, "log": True}, "epochs": {"low": 1, "high": 3}}
-    space = Space.from_dict({**facts, "wide": [True, False], "schedule": "linear"}, [*KNOWN], "x")
-    drawn = [space.draw(3, trial) for trial in range(400)]
-    assert drawn[7] == space.draw(3, 7) != space.draw(4, 7)
-    assert {one["epochs"] for one in drawn} == {1, 2, 3}
-    assert {one["schedule"] for one in drawn} == {"linear"}
-    rates = np.array([one["lr"] for one in drawn])
-    assert 1e-4 <= rates.min() < rates.max() <= 1
-    assert abs(np.median(np.log10(rates)) + 2) < 0.4  # log-uniform
-
-
-KNOWN = ("lr", "epochs", "wide", "schedule")
+def test_folds_are_trained_one_after_another(dataset, space, tmp_path, capsys):
+    words = arguments(dataset, space, tmp_path / "out", "--folds=3", "--trials=2")
+    assert main(words) == 0
+    assert " ± " in capsys.readouterr().out
+    first, second = trials(tmp_path / "out").values()
+    assert len(first["results"]) == 3
+    assert len(second["results"]) <= 3
 
 
 @pytest.fixture(scope="module")
@@ -422,11 +302,11 @@ def rows_of(directory):
     return found
 
 
-def test_each_row_is_judged_in_one_fold(numbered, tmp_path):
+def test_each_row_is_held_out_in_one_fold(numbered, tmp_path):
     judged = []
     for fold in range(3):
         path = tmp_path / str(fold)
-        write_part(numbered, FoldPart(fold, 3, 0.5, "random", 1.0, 7), path)
+        write_fold(TuneConfig(numbered, tmp_path, folds=3, seed=7), fold, path)
         train, test = rows_of(path)
         np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(1000))
         assert (np.diff(train) > 0).all()
@@ -435,18 +315,12 @@ def test_each_row_is_judged_in_one_fold(numbered, tmp_path):
     assert [len(one) for one in judged] == [334, 333, 333]
 
 
-def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
-    parts = []
-    for share in (0.3, 1.0):
-        write_part(numbered, FoldPart(0, 1, 0.2, "random", share, 7), tmp_path / str(share))
-        parts.append(rows_of(tmp_path / str(share)))
-    (few, judged), (many, again) = parts
-    np.testing.assert_array_equal(judged, again)
-    assert len(judged) == 200
-    assert len(many) == 800
-    assert set(few) < set(many)
-    assert 190 < len(few) < 290
-    write_part(numbered, FoldPart(0, 1, 0.2, "last", 1.0, 7), tmp_path / "last")
+def test_a_share_or_the_last_rows_are_held_out(numbered, tmp_path):
+    write_fold(TuneConfig(numbered, tmp_path, seed=7), 0, tmp_path / "random")
+    train, test = rows_of(tmp_path / "random")
+    assert (len(train), len(test)) == (800, 200)
+    assert 20 < (test >= 800).sum() < 60
+    write_fold(TuneConfig(numbered, tmp_path, order="last"), 0, tmp_path / "last")
     train, test = rows_of(tmp_path / "last")
     np.testing.assert_array_equal(train, np.arange(800))
     np.testing.assert_array_equal(test, np.arange(800, 1000))
@@ -456,8 +330,7 @@ def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
 def test_without_a_space_the_default_one_is_searched(dataset, tmp_path):
     words = [f"--dataset={dataset}", f"--output={tmp_path / 'out'}", "--processes=1"]
     assert main([*words, "--trials=2", "--rungs=1"]) == 0
-    facts = json.loads((tmp_path / "out/tuning.json").read_text())
-    first, second = sorted(facts["trials"], key=lambda one: one["trial"])
+    first, second = (trials(tmp_path / "out")[number] for number in (0, 1))
     assert first["settings"] == {}  # the recipe's
     flags = (tmp_path / "out/best.flags").read_text().splitlines()
     fixed = {"--wide", "--numerical_embedding=piecewise", "--schedule=linear", "--warmup=0.05"}

@@ -14,10 +14,6 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.tasks.planning.costs import costs
-from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan_placement
-from dlrm.tasks.planning.workload import Workload, table_bytes
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.gradient_sum import GradientSum
@@ -172,46 +168,6 @@ def test_two_ranks_attend_as_one(ranks, tmp_path, name):
     model = check_two_ranks(ranks, tmp_path, pieces, True, **ATTENDED)
     initial = DLRM(config(wide=True, **ATTENDED), seed=2).attention["2"]
     assert not torch.equal(model.attention["2"].weight, initial.weight)
-
-
-def test_a_plan_holds_the_table_once():
-    shared, apart = (
-        Workload(config(field_tables=tables, placement="auto"), 64, "adagrad", lookups=(1, 1, 20.0))
-        for tables in (TABLES, None)
-    )
-    once, twice = (
-        sum(one.weights for one in table_bytes(workload.config.placed(1), workload))
-        for workload in (
-            Workload(config(field_tables=tables), 64, "adagrad") for tables in (TABLES, None)
-        )
-    )
-    assert (once, twice) == (4 * DIM * 57, 4 * DIM * 107)
-    assert shared.ids_of_tables == (21.0, 1.0)
-    placement = plan_placement(shared, Limits(2), MACHINES["cpu"])
-    assert placement.table_rows == (50, 7)
-    assert len(plan_placement(apart, Limits(2), MACHINES["cpu"]).table_rows) == 3
-
-
-def test_a_plan_keeps_attended_tables_whole_and_counts_their_units():
-    parts = {"placement": "auto", "embedding_dim": 64, "bottom_mlp_sizes": (64,)}
-    summed, attended = (
-        Workload(config(**parts, **more), 4096, "adagrad", lookups=(1, 1, 20.0))
-        for more in ({}, ATTENDED)
-    )
-    placements = [plan_placement(one, Limits(4), MACHINES["cpu"]) for one in (summed, attended)]
-    pieces = [[one for one in found.pieces if one.table == 0] for found in placements]
-    assert [len(own) for own in pieces] == [4, 1]
-    assert pieces[1][0].is_whole
-    assert not placements[1].is_whole  # the other table is divided or copied
-    found = [costs(placements[1], one, MACHINES["cpu"]) for one in (summed, attended)]
-    rank = next(piece.rank for piece in placements[1].pieces if piece.table == 0)
-    pairs = zip(*found, strict=True)
-    more = [mine.seconds.products - theirs.seconds.products for theirs, mine in pairs]
-    passes, each = 3, 2 * 64 * 36
-    assert more[rank] == pytest.approx(passes * 4096 * 22 * each / MACHINES["cpu"].flops)
-    assert more[rank - 1] == 0
-    dense = [one[rank].memory.dense for one in found]
-    assert dense[1] - dense[0] == 2 * 4 * (36 * 4 * 64 + 2 * 36 + 1)  # weights and gradients
 
 
 @pytest.mark.parametrize(

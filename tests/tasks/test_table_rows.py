@@ -1,5 +1,7 @@
 """Checkpoints with further or reinitialized rows train like models built that way."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.tasks.table_rows import changed_rows, evict_rows, grow_tables
+from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.diff import weights_of
 from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
@@ -79,6 +81,12 @@ def saved(trainer, path):
     return read_saved(path, check_crc=True)
 
 
+def load_changed(path, trainer, sizes, evicted=None):
+    changed = partial(changed_rows, table_sizes=sizes, evicted=evicted)
+    parameters, world = trainer.parameters, trainer.world
+    return load_checkpoint(path, parameters, world=world, optimizers=True, adapted=changed)
+
+
 def everything(trainer, path):
     """Saves a trainer; returns all weights and state."""
     weights = weights_of(saved(trainer, path)).items()
@@ -103,10 +111,9 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     optimizer, own = KINDS[kind]
     large = trained(trainer_of(LARGE, optimizer, **own), Steps(SMALL))
     small = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
-    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
-    assert read_saved(tmp_path / "grown", check_crc=True).progress == {"step": 4}
+    saved(small, tmp_path / "small")
     grown = trainer_of(LARGE, optimizer, seed=4, **own)
-    load_checkpoint(tmp_path / "grown", grown.parameters, optimizers=True)
+    assert load_changed(tmp_path / "small", grown, LARGE) == {"step": 4}
     same(everything(grown, tmp_path / "a"), everything(large, tmp_path / "b"))
     for run in (grown, large):  # from here on, all rows learn
         trained(run, Steps(LARGE, first=4))
@@ -119,9 +126,8 @@ def test_evicted_rows_begin_anew_and_nothing_else_changes(tmp_path, kind):
     new = everything(trainer_of(SMALL, optimizer, **own), tmp_path / "new")
     run = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
     before = everything(run, tmp_path / "before")
-    chosen = {0: [3, 1, 3], 2: range(20, 50)}
-    evict_rows(read_saved(tmp_path / "before"), chosen, tmp_path / "after")
-    load_checkpoint(tmp_path / "after", run.parameters, resume=True)
+    chosen = {0: np.array([1, 3]), 2: np.arange(20, 50)}
+    load_changed(tmp_path / "before", run, SMALL, chosen)
     after = everything(run, tmp_path / "again")
     tables = 2 * len(SMALL) if own.get("wide") else len(SMALL)
     for table in range(tables):
@@ -143,15 +149,18 @@ def pieces_of(world, path, out):
     ]
     others = [Piece(0, (0, 14), (0, DIM), None, (14, DIM)), Piece(1, (0, 6), (0, DIM), 1, (6, DIM))]
     run = trainer_of(LARGE, world=world, placement=Placement(LARGE, DIM, 2, (*others, *rows)))
-    load_checkpoint(path, run.parameters, world=world, optimizers=True)
+    load_changed(path, run, LARGE)
     save_checkpoint(out, run.parameters, run.run, {}, world=world)
 
 
 def test_grown_tables_are_divided_and_copied_as_others(tmp_path):
     small = trained(trainer_of(SMALL), Steps(SMALL))
-    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
+    saved(small, tmp_path / "small")
+    grown = trainer_of(LARGE)
+    load_changed(tmp_path / "small", grown, LARGE)
+    saved(grown, tmp_path / "grown")
     with Ranks(2) as ranks:
-        results = ranks.call(pieces_of, [(tmp_path / "grown", tmp_path / "out")] * 2)
+        results = ranks.call(pieces_of, [(tmp_path / "small", tmp_path / "out")] * 2)
     assert results == [None, None]
     for file in (tmp_path / "grown" / "tables").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()
@@ -162,22 +171,17 @@ def test_appended_rows_do_not_depend_on_how_many_are_appended_at_a_time(tmp_path
     small = trainer_of(SMALL, embedding_dim=5, bottom_mlp_sizes=(5,))
     small.run["flags"] |= {"embedding_init": init}
     before = saved(small, tmp_path / "small")
-    grow_tables(before, LARGE, tmp_path / "at once")
+    at_once = changed_rows(before, LARGE)
     for i, size in enumerate((51, 120, 300)):  # an odd number, which shifts normal draws
-        path = tmp_path / f"by {size}"
-        grow_tables(before, (10 + i, 6, size), path)
-        before = read_saved(path)
-    tables = [np.fromfile(p / "tables" / "2.bin", "<f4") for p in (path, tmp_path / "at once")]
+        before = changed_rows(before, (10 + i, 6, size))
+    tables = [one.tables[2].part(0, 300) for one in (before, at_once)]
     np.testing.assert_array_equal(*tables)
-    in_memory = changed_rows(read_saved(tmp_path / "small"), LARGE)
-    np.testing.assert_array_equal(in_memory.tables[2].part(0, 300).ravel(), tables[0])
 
 
 def test_a_row_is_appended_as_the_last_one_of_a_new_table(tmp_path):
     small = trainer_of(SMALL)
     small.run["flags"] |= {"embedding_init": "uniform"}
-    grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
-    grown = np.fromfile(tmp_path / "grown" / "tables" / "2.bin", np.float32).reshape(-1, DIM)
+    grown = changed_rows(saved(small, tmp_path / "small"), LARGE).tables[2].part(0, 300)
     for size in (51, 300):
         task = Recommendation(DLRMConfig((10, 6, size), 2, DIM, (DIM,), (4, 1)), seed=3)
         new = task.model.embeddings.tables()[2][size - 1]
@@ -195,20 +199,16 @@ def test_a_row_is_appended_as_the_last_one_of_a_new_table(tmp_path):
 def test_tables_that_cannot_grow_so_are_named(tmp_path, sizes, error):
     source = saved(trainer_of(SMALL), tmp_path / "small")
     with pytest.raises(ValueError, match=error):
-        grow_tables(source, sizes, tmp_path / "grown")
-    assert not (tmp_path / "grown").exists()
+        changed_rows(source, sizes)
 
 
-def test_hashed_ids_and_rows_outside_are_refused(tmp_path):
+def test_hashed_ids_are_refused(tmp_path):
     hashed = saved(trainer_of(SMALL, hash_indices=True), tmp_path / "hashed")
     with pytest.raises(ValueError, match="--hash_indices takes ids modulo"):
-        grow_tables(hashed, LARGE, tmp_path / "grown")
-    for rows, error in (({3: [0]}, "a table from 0 to 2, got 3"), ({1: [6]}, "0 to 5, got 6")):
-        with pytest.raises(ValueError, match=error):
-            evict_rows(hashed, rows, tmp_path / "evicted")
+        changed_rows(hashed, LARGE)
 
 
 def test_a_smaller_checkpoint_is_refused_with_what_makes_it_fit(tmp_path):
     saved(trainer_of(SMALL), tmp_path / "small")
-    with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  dlrm checkpoint grow"):
+    with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  --continue_from"):
         load_checkpoint(tmp_path / "small", trainer_of(LARGE).parameters)

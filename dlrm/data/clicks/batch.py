@@ -1,6 +1,6 @@
 """Interface of datasets to the rest of the package: batches, each a pure function of its index."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -177,10 +177,6 @@ class Derived:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
-        return self.dataset.ahead(order)
-
 
 class Sharded(Derived):
     """A dataset of which one process reads its shard."""
@@ -230,11 +226,4 @@ class ClickDataset(Protocol):
 
     def batch(self, index: int) -> Batch:
         """Returns a batch, which depends on `index` and not on earlier reads."""
-        ...
-
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read.
-
-        What its next batches need is fetched while it is read, if it has to be fetched.
-        """
         ...

@@ -1,6 +1,5 @@
 """Reads fields with several ids per row, and orders the ids of a batch by its samples."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from dlrm.data.clicks import bags, layout
 from dlrm.data.clicks.bags import Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.verification import Checked, Verifier
+from dlrm.data.verification import Verifier
 from dlrm.mapped_files import map_file
 
 _ROWS_AT_ONCE = 1 << 20
@@ -70,19 +69,6 @@ class ListColumn:
             weights = self._weights[start:last]
             self._check_weights(weights, lengths_read, begin)
         return Jagged(self._values[start:last], lengths_read, weights)
-
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checked, int, int]]:
-        """Yields the bytes of files that `read` touches, or some more: up to the next starts."""
-        first, after = begin // bags.ROWS_A_START, bags.num_starts(end)
-        ids = int(self._starts[first]), int(self._starts[after - 1])
-        reads = {
-            self.files.lengths: (self._lengths, first * bags.ROWS_A_START, end),
-            self.files.values: (self._values, *ids),
-            self.files.weights: (self._weights, *ids),
-        }
-        for path, (array, start, stop) in reads.items():
-            if path in self._checked and array is not None:
-                yield self._checked[path], start * array.itemsize, stop * array.itemsize
 
     def _touch(self, path: Path, first: int, last: int) -> None:
         if (file := self._checked.get(path)) is not None:
@@ -151,15 +137,13 @@ class SampleWeights:
         if rows and not any(self._are_any(row, min(row + _ROWS_AT_ONCE, rows)) for row in blocks):
             raise ValueError(f"{path}: expected a weight above 0, got {rows:,} zeros")
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checked, int, int]]:
-        """Yields the bytes of the file that `read` touches, if it touches any."""
+    def _touch(self, begin: int, end: int) -> None:
         if self._checked is not None:
             size = self._weights.itemsize
-            yield self._checked, begin * size, end * size
+            self._checked.touch(begin * size, end * size)
 
     def _are_any(self, begin: int, end: int) -> bool:
-        for file, first, last in self.spans(begin, end):
-            file.touch(first, last)
+        self._touch(begin, end)
         return bool(self._weights[begin:end].any())
 
     def read(self, begin: int, end: int) -> np.ndarray:
@@ -168,8 +152,7 @@ class SampleWeights:
         Raises:
             ValueError: the file is damaged, or a weight is negative, NaN or infinite.
         """
-        for file, first, last in self.spans(begin, end):
-            file.touch(first, last)
+        self._touch(begin, end)
         weights = self._weights[begin:end]
         if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0):
             row = int((~(np.isfinite(weights) & (weights >= 0))).argmax())

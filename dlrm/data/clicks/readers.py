@@ -1,6 +1,6 @@
 """Readers of click datasets on disk: split-binary (one file per feature) and binary (one file)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.prefetch import BatchedRows
-from dlrm.data.verification import Checked, Verifier
+from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import within
 from dlrm.mapped_files import map_file
 
@@ -92,7 +92,7 @@ class SplitDataset(BatchedRows):
         weights = spec.weights_file(split) if sample_weights else None
         if weights is not None:
             self._weights = SampleWeights(weights, num_rows, verifier)
-        self._verifier = verifier
+        self._verifier = verifier  # which records what was compared once nothing holds it
         self._checked_dense = _checked(verifier, dense)
         self._checked_ids = _checked(verifier, single)
 
@@ -106,14 +106,16 @@ class SplitDataset(BatchedRows):
         start, stop = self.rows(index)
         samples = self._world.part(stop - start)
         first, last = start + samples.start, start + samples.stop
-        for file, begin, end in self._row_spans(start, stop, first, last):
-            file.touch(begin, end)
+        for file, row_bytes in self._checked_dense:
+            file.touch(first * row_bytes, last * row_bytes)
+        for file, row_bytes in self._checked_ids:
+            file.touch(start * row_bytes, stop * row_bytes)
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
         ids, lengths, id_weights = self._read_ids(start, stop, samples)
         weights = None if self._weights is None else self._weights.read(start, stop)
         total = None if weights is None else weights.sum(dtype=np.float64)
-        batch = Batch(
+        return Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(ids),
             _labels(self._labels[first:last], self._label_file, first),
@@ -122,33 +124,6 @@ class SplitDataset(BatchedRows):
             weights=None if weights is None else torch.from_numpy(weights[samples].copy()),
             total_weight=None if total is None else torch.tensor(total),
         )
-        if self._verifier is not None:
-            self._verifier.copied()
-        return batch
-
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
-        return self._verifier.ahead(order, self._spans) if self._verifier else order
-
-    def _spans(self, index: int) -> Iterator[tuple[Checked, int, int]]:
-        """Yields the bytes of files that a batch reads, or some more of list fields."""
-        start, stop = self.rows(index)
-        samples = self._world.part(stop - start)
-        yield from self._row_spans(start, stop, start + samples.start, start + samples.stop)
-        for column in self._ids:
-            if isinstance(column, ListColumn):
-                yield from column.spans(start, stop)
-        if self._weights is not None:
-            yield from self._weights.spans(start, stop)
-
-    def _row_spans(
-        self, start: int, stop: int, first: int, last: int
-    ) -> Iterator[tuple[Checked, int, int]]:
-        """Yields the bytes of files with rows of one size, of which dense ones have own samples."""
-        for file, row_bytes in self._checked_dense:
-            yield file, first * row_bytes, last * row_bytes
-        for file, row_bytes in self._checked_ids:
-            yield file, start * row_bytes, stop * row_bytes
 
     def _read_ids(
         self, start: int, stop: int, samples: slice
@@ -236,33 +211,22 @@ class BinaryDataset(BatchedRows):
         self.num_numerical = num_numerical
         self._path = path
         self._rows = map_file(path, _WORD, (size // row_bytes, width))
-        self._verifier = verifier
+        self._verifier = verifier  # see `SplitDataset`
         self._checked = _checked(verifier, {path: self._rows})
-
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
-        return self._verifier.ahead(order, self._spans) if self._verifier else order
-
-    def _spans(self, index: int) -> Iterator[tuple[Checked, int, int]]:
-        start, stop = self.rows(index)
-        return ((file, start * size, stop * size) for file, size in self._checked)
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `SplitDataset.batch`."""
         start, stop = self.rows(index)
-        for file, begin, end in self._spans(index):
-            file.touch(begin, end)
+        for file, row_bytes in self._checked:
+            file.touch(start * row_bytes, stop * row_bytes)
         rows, first_id = self._rows[start:stop], 1 + self.num_numerical
         numerical = rows[:, 1:first_id].copy().view(np.float32)
         _check_finite(numerical, self._path, start, layout.default_names(self.num_numerical, 0)[1])
-        batch = Batch(
+        return Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(rows[:, first_id:].copy()),
             _labels(rows[:, 0], self._path, start),
         )
-        if self._verifier is not None:
-            self._verifier.copied()
-        return batch
 
 
 def open_binary(
@@ -308,7 +272,7 @@ def binary_file(directory: Path, split: str, allow_links: bool = False) -> Path 
 
 def _checked(
     verifier: Verifier | None, arrays: Mapping[Path, np.ndarray]
-) -> list[tuple[Checked, int]]:
+) -> list[tuple[CheckedFile, int]]:
     """Returns those of the mapped files that must be compared, and the bytes of their rows."""
     if verifier is None:
         return []

@@ -116,7 +116,8 @@ def _is_plain(file: TableFile, text: TextFormat) -> bool:
 
 def _ranges(number: int, file: TableFile, text: TextFormat, piece_bytes: int) -> list[Piece]:
     """Returns pieces of the lines of a file; none if they cannot be read on their own."""
-    assert isinstance(file.kind, Text)
+    if not isinstance(file.kind, Text):
+        return []
     if other_encoding(text.encoding) is not None or not _is_plain(file, text):
         return []
     names: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.verification import Checked, Verifier
+from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import MANIFEST
 from dlrm.language.data.config import MAX_LENGTH as MAX_LENGTH
 from dlrm.manifest import Checksum, read_manifest, write_manifest
@@ -121,7 +121,7 @@ class Shard(NamedTuple):
     path: Path
     facts: np.ndarray
     tokens: np.ndarray
-    checked: Checked | None = None
+    checked: CheckedFile | None = None
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Returns the tokens of rows."""

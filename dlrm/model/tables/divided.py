@@ -12,7 +12,7 @@ adds these vectors.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate
 from typing import Any, cast
 
@@ -26,8 +26,6 @@ from dlrm.model.layers.projection import by_width
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Bags, Held, TableParameters, Tables, Vectors
-from dlrm.model.tables.stored import Records, StoredEmbedding
-from dlrm.store.row_stores import RowStores
 
 
 class DividedEmbedding(Tables):
@@ -40,11 +38,7 @@ class DividedEmbedding(Tables):
             are saved under them.
         read: the fields whose ids this rank takes; None are those of whose tables it holds a piece.
         tables: table number of each field; None is one each.
-        stores: hold the rows of whole tables, as for `StoredEmbedding`; they get the initial ones.
-            Ids of look-ups are then slots, and `rows` gives the records of ids. None: all rows are
-            in memory.
-        widths: the width, by table, of the tables with which a table is looked up, and in whose
-            store its rows are; None is its own.
+        files: directory for the pieces' files; None keeps them in memory.
     """
 
     def __init__(
@@ -56,18 +50,15 @@ class DividedEmbedding(Tables):
         first_number: int = 0,
         read: Sequence[int] | None = None,
         tables: Sequence[int] | None = None,
-        stores: RowStores | None = None,
-        widths: Sequence[int] | None = None,
+        files: str | None = None,
     ):
         super().__init__()
-        self.placement, self.world, self._stores = placement, world, stores
+        self.placement, self.world, self._files = placement, world, files
         self._tables = list(range(len(placement.table_rows)) if tables is None else tables)
         self._of_fields = placement.of_fields(self._tables)
         read = read or self._of_fields.tables_by_rank()[world.rank]
-        kind_of = partial(_kind, widths=widths)
-        of_fields = partial(kind_of, tables=self._tables)
-        held = _by_kind(placement.of_rank(world.rank), kind_of)
-        looked_up = _by_kind(self._of_fields.of_rank(world.rank), of_fields)
+        held = _by_kind(placement.of_rank(world.rank))
+        looked_up = _by_kind(self._of_fields.of_rank(world.rank))
         self.groups = nn.ModuleList(
             _Group(
                 held[kind],
@@ -78,22 +69,14 @@ class DividedEmbedding(Tables):
                 initial,
                 dtype,
                 world,
-                None if stores is None else stores.slots_of(kind[-1]),
+                files,
             )
             for kind in sorted(held)
         )
-        if stores is not None:
-            own = sorted(placement.of_rank(world.rank), key=kind_of)
-            alone = replace(world, rank=0, size=1)
-            numbered = {piece.table: piece for piece in own}
-            self._records = Records(Held(numbered, placement.dim, alone, self._tables, [read]))
-            for store, group in zip(stores.parts.values(), self._own(), strict=True):
-                if widths is None:  # otherwise the wide term
-                    store.initial = cast(StoredEmbedding, group.tables).initial
         self._held = [group for group in self._own() if not group.replicated]
         places = [place for i, group in enumerate(self._held) for place in group.places(i, read)]
         self._places = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 6)
-        self._layout = _Layout(self._of_fields, world.device, of_fields)
+        self._layout = _Layout(self._of_fields, world.device)
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
     def table_parameters(self) -> TableParameters:
@@ -107,12 +90,8 @@ class DividedEmbedding(Tables):
             first_number=len(self.placement.table_rows),
             read=self._of_fields.tables_by_rank()[self.world.rank],
             tables=self._tables,
-            stores=self._stores,
-            widths=self.placement.columns,
+            files=self._files,
         )
-
-    def one_row_each(self) -> dict[Tensor, list[int]]:
-        return {} if self._stores is not None else super().one_row_each()
 
     def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         """See `Tables`; tables that are only replicated are looked up for own samples alone."""
@@ -131,11 +110,6 @@ class DividedEmbedding(Tables):
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), replicated)
-
-    def rows(self, bags: Bags) -> Tensor:
-        """Returns the records in the stores of the rows that a batch looks up; see `Records`."""
-        assert self._stores is not None, "divided tables have no such rows"
-        return self._records.rows(bags)
 
     def rows_by_weight(self, bags: Bags) -> dict[Tensor, Tensor]:
         assert self.placement.is_whole, "divided tables have no such rows"
@@ -159,27 +133,14 @@ class DividedEmbedding(Tables):
 _Kind = tuple[bool, bool, int]  # equal for pieces that are looked up together
 
 
-def _kind(
-    piece: Piece, widths: Sequence[int] | None = None, tables: Sequence[int] | None = None
-) -> _Kind:
-    """Returns the kind of a piece.
-
-    Args:
-        piece: the piece, of a table or of a field.
-        widths: see `DividedEmbedding`; None is that of the piece.
-        tables: table number of each field; None if the piece is one of a table.
-    """
-    table = piece.table if tables is None else tables[piece.table]
-    width = piece.width if widths is None else widths[table]
-    return piece.replicated, not piece.has_all_rows, width
+def _kind(piece: Piece) -> _Kind:
+    return piece.replicated, not piece.has_all_rows, piece.width
 
 
-def _by_kind(
-    pieces: Sequence[Piece], kind_of: Callable[[Piece], _Kind]
-) -> dict[_Kind, list[Piece]]:
+def _by_kind(pieces: Sequence[Piece]) -> dict[_Kind, list[Piece]]:
     groups: dict[_Kind, list[Piece]] = {}
     for piece in pieces:
-        groups.setdefault(kind_of(piece), []).append(piece)
+        groups.setdefault(_kind(piece), []).append(piece)
     return groups
 
 
@@ -190,9 +151,7 @@ class _Group(nn.Module):
         held: the pieces of tables.
         pieces: the same for each field, whose number is that of the piece's table.
         of_fields: table number of each field.
-        read, first_number, initial, dtype, world: see `DividedEmbedding`.
-        slots: the first slot, and the slot after the last, of the pieces' store; None: the rows are
-            in memory.
+        read, first_number, initial, dtype, world, files: see `DividedEmbedding`.
     """
 
     def __init__(
@@ -205,21 +164,17 @@ class _Group(nn.Module):
         initial: Initial,
         dtype: torch.dtype,
         world: World,
-        slots: tuple[int, int] | None,
+        files: str | None,
     ):
         super().__init__()
-        self.pieces, self._slots = pieces, slots
+        self.pieces = pieces
         self.replicated, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in held}
         fields = [first_number + of_fields[piece.table] for piece in pieces]
         places, ends = list(numbered), list(accumulate(piece.num_rows for piece in held))
         self._offsets = [([0, *ends])[places.index(number)] for number in fields]
-        alone = Held(numbered, width, replace(world, rank=0, size=1), fields)
-        self.tables: JointEmbedding | StoredEmbedding
-        if slots is None:
-            self.tables = JointEmbedding(alone, initial, dtype=dtype)
-        else:
-            self.tables = StoredEmbedding(alone, initial, slots[1] - slots[0], dtype)
+        alone = Held(numbered, width, replace(world, rank=0, size=1), fields, files=files)
+        self.tables = JointEmbedding(alone, initial, dtype=dtype)
         columns = self._read = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -243,8 +198,6 @@ class _Group(nn.Module):
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
         """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
         columns = [read.index(piece.table) for piece in self.pieces]
-        if self._slots is not None:
-            return [[number, column, *self._slots, self._slots[1], 0] for column in columns]
         return [
             [number, column, *piece.rows, piece.shape[0], offset]
             for column, piece, offset in zip(columns, self.pieces, self._offsets, strict=True)
@@ -259,9 +212,6 @@ class _Group(nn.Module):
         """Returns the vectors of some samples, `[samples, pieces, width]`."""
         own = self._looked_up(bags, samples)
         weight, offsets = self.tables.weight, self.tables.table_offsets
-        if self._slots is not None:
-            own = own._replace(ids=own.ids - self._slots[0])
-            offsets = cast(StoredEmbedding, self.tables).slot_offsets
 
         def look_up(weight: Tensor) -> Tensor:
             if own.lengths is None:
@@ -361,8 +311,7 @@ class _Layout:
             by number.
     """
 
-    def __init__(self, placement: Placement, device: str, kind_of: Callable[[Piece], _Kind]):
-        self._kind_of = kind_of
+    def __init__(self, placement: Placement, device: str):
         self._dim = None if placement.dims else placement.dim
         edges = (edge for piece in placement.pieces for edge in piece.columns)
         self.atom = reduce(math.gcd, edges, placement.dim)
@@ -392,9 +341,7 @@ class _Layout:
         """Returns the places of the atoms that a rank sends, in order, or, for None, of copies."""
         return [
             self._begins[piece.table] + column // self.atom
-            for piece in sorted(
-                placement.pieces, key=lambda piece: (self._kind_of(piece), piece.table)
-            )
+            for piece in sorted(placement.pieces, key=lambda piece: (_kind(piece), piece.table))
             if piece.rank == rank
             for column in range(*piece.columns, self.atom)
         ]

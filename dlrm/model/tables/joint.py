@@ -34,10 +34,10 @@ class JointEmbedding(WholeTables):
         super().__init__(held)
         self.native = native
         offsets = [0, *accumulate(self.table_sizes)]
-        weight = torch.empty(offsets[-1], held.dim, dtype=dtype, device=held.world.device)
+        weight = held.empty(offsets[-1], dtype)
         self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
-        low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        low = held.empty(offsets[-1], torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange
 from dlrm.distributed.placement import Piece
+from dlrm.model.tables.files import mapped_zeros
 from dlrm.model.tables.initial import Initial
 
 TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
@@ -146,6 +147,7 @@ class Held:
         world: the processes; tables are made on its device, without a full copy elsewhere.
         tables: table number of each field of all processes; None is a field for each held table.
         fields_by_rank: fields of each process's tables; None is one process.
+        files: directory for the tables' files, on the CPU; None keeps tables in memory.
     """
 
     pieces: Mapping[int, Piece]
@@ -153,6 +155,13 @@ class Held:
     world: World = World()
     tables: Sequence[int] | None = None
     fields_by_rank: Sequence[Sequence[int]] | None = None
+    files: str | None = None
+
+    def empty(self, rows: int, dtype: torch.dtype) -> Tensor:
+        """Returns memory for rows, or a file."""
+        if self.files is not None:
+            return mapped_zeros(self.files, (rows, self.dim), dtype)
+        return torch.empty(rows, self.dim, dtype=dtype, device=self.world.device)
 
 
 class WholeTables(Tables):
@@ -161,6 +170,7 @@ class WholeTables(Tables):
     def __init__(self, held: Held) -> None:
         super().__init__()
         self.dim, self.world, self._held = held.dim, held.world, held.pieces
+        self._files = held.files
         self.table_sizes = [piece.num_rows for piece in held.pieces.values()]
         self._tables = [*held.pieces] if held.tables is None else list(held.tables)
         self.fields_by_rank = held.fields_by_rank or [[*range(len(self._tables))]]
@@ -233,5 +243,5 @@ class WholeTables(Tables):
         number = len({*self._tables})
         pieces = {number + table: piece.of_one_column() for table, piece in self._held.items()}
         tables = [number + table for table in self._tables]
-        held = Held(pieces, 1, self.world, tables, self.fields_by_rank)
+        held = Held(pieces, 1, self.world, tables, self.fields_by_rank, self._files)
         return {"held": held, "initial": Initial(scale=0.0)}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 PLACEMENTS = ("balanced", "nvidia")
-AUTO = "auto"  # resolved by `dlrm.tasks.planning`
+AUTO = "auto"
 
 
 def place_tables(
@@ -29,6 +29,12 @@ def place_tables(
     else:
         places = _balanced(table_sizes, num_ranks, lookups or [1] * len(table_sizes))
     return [sorted(tables) for tables in places]
+
+
+def larger_than_a_share(table_sizes: Sequence[int], num_ranks: int) -> list[int]:
+    """Returns the tables with more rows than each of several processes would have of all rows."""
+    share = sum(table_sizes) / num_ranks
+    return [table for table, rows in enumerate(table_sizes) if num_ranks > 1 and rows > share]
 
 
 def _balanced(

@@ -1,7 +1,6 @@
 """A run whose folders are in a store of objects, for machines that share none.
 
     URI/data-unfinished/run.json       the options, the input, and the name of the run
-    URI/data-unfinished/writer.json    the right of one driver to work on it, see `Lease`
     URI/data-unfinished/<name>/...     one object per finished task, and the tasks' files
     URI/data-<name>/...                the dataset, which the manifest at URI publishes
 
@@ -15,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -39,7 +38,6 @@ from dlrm.remote import task_files
 from dlrm.remote.cache import STREAMS, Cache, Listing, with_uris
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.edges import show_uris
-from dlrm.remote.lease import Lease
 from dlrm.remote.publish import (
     PREFIX,
     RUN,
@@ -50,7 +48,7 @@ from dlrm.remote.publish import (
     read_object,
     write_slices,
 )
-from dlrm.remote.store import Entry, open_store, total_bytes
+from dlrm.remote.store import NEW, Entry, open_store, total_bytes
 from dlrm.remote.task_files import NodeFiles, RunFiles
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri, is_uri
@@ -78,10 +76,9 @@ class StoredWork(WorkFolder):
         name: str,
         resumed: bool,
         version: str | None,
-        lease: Lease,
     ) -> None:
         self.uri, self.name, self._files = uri, name, files
-        self._version, self._lease, self._store = version, lease, open_store(uri)
+        self._version, self._store = version, open_store(uri)
         self._state, self._data = uri.below(f"{RUN}/{name}"), uri.below(f"{PREFIX}{name}")
         self._told = RunFiles(
             files.root,
@@ -116,7 +113,6 @@ class StoredWork(WorkFolder):
 
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished."""
-        self._lease.check()
         key = self._state.below(f"{stage}.done").key
         content = json.dumps(result).encode().replace(self._files.root.encode(), _ROOT)
         self._store.write(key, content)
@@ -183,7 +179,6 @@ class StoredWork(WorkFolder):
 
     def _begin(self, stage: str) -> None:
         """Uploads the slices that the driver itself has written before a stage."""
-        self._lease.check()
         if self._files.slices:
             pack = Path(self._files.root, "pack")
             self._store.write(self._data.below(f"{stage}.driver").key, pack)
@@ -296,7 +291,6 @@ class StoredWork(WorkFolder):
 
     def publish(self) -> None:
         """Publishes the output and removes what is left of the run."""
-        self._lease.check()
         if not self.is_published():
             publish_folder(self.uri, f"{PREFIX}{self.name}", self._version)
         _remove_run(self.uri, self.name)
@@ -321,42 +315,38 @@ def _remove_run(uri: Uri, name: str) -> None:
 def open_stored_work(
     uri: Uri, facts: dict[str, Any], replace: bool | str, restart: bool
 ) -> Iterator[StoredWork]:
-    """Opens a new or resumed run at a URI, on which no other driver works.
+    """Opens a new or resumed run at a URI.
 
     It needs the driver's files, see `driver_folder`. In `facts` paths below them count as their
     URIs. The other arguments are those of `open_work_folder`.
 
     Raises:
-        FileExistsError: the output may not be replaced.
-        BlockingIOError: another driver works on the run.
+        FileExistsError: the output may not be replaced, or another driver has begun a run there.
         ValueError: an unfinished run has other facts, which the message names.
     """
     files = task_files.of_driver()
     uri.check_writable()
     store, place = open_store(uri), uri.below(f"{RUN}/{FACTS}")
     facts = json.loads(with_uris(json.dumps(facts)))
-    with ExitStack() as stack:
-        lease = Lease(uri.below(RUN), store)
-        stack.callback(lease.release)
-        record = _record(uri)
-        if record is not None and (restart or not _is_to_go_on(uri, record, facts)):
-            _discard(uri, record["name"])
-            record = None
-        if record is not None:
-            check_same(place, record, facts)
-        name = new_suffix() if record is None else record["name"]
-        version = None
-        try:
-            version = check_publishable(uri, replace)
-        except FileExistsError:
-            work = StoredWork(uri, files, name, True, None, lease)
-            if record is None or not work.is_published():
-                raise
-        if record is None:
-            text = json.dumps({"kind": KIND, "name": name, "facts": facts})
-            store.write(place.key, text.encode())
-        with _advice_on_objects(uri.below(f"{RUN}/{name}"), record is not None):
-            yield StoredWork(uri, files, name, record is not None, version, lease)
+    record = _record(uri)
+    if record is not None and (restart or not _is_to_go_on(uri, record, facts)):
+        _discard(uri, record["name"])
+        record = None
+    if record is not None:
+        check_same(place, record, facts)
+    name = new_suffix() if record is None else record["name"]
+    version = None
+    try:
+        version = check_publishable(uri, replace)
+    except FileExistsError:
+        work = StoredWork(uri, files, name, True, None)
+        if record is None or not work.is_published():
+            raise
+    if record is None:
+        text = json.dumps({"kind": KIND, "name": name, "facts": facts})
+        store.write(place.key, text.encode(), NEW)
+    with _advice_on_objects(uri.below(f"{RUN}/{name}"), record is not None):
+        yield StoredWork(uri, files, name, record is not None, version)
 
 
 @contextmanager

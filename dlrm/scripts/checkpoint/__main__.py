@@ -1,26 +1,17 @@
-"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
+"""Inspects and converts checkpoints.
 
     dlrm checkpoint inspect DIR [--check] [--noweights] [--json]
     dlrm checkpoint inspect DIR --chain [--json]
-    dlrm checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
     dlrm checkpoint convert --to nvidia|dlrm --output OUT SRC
-    dlrm checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
-    dlrm checkpoint evict --rows FILE --output OUT SRC
 
 `inspect --chain` also takes a dataset: it verifies the dictionaries that `dlrm prepare --extend`
 extended from day to day, and shows the days that it finds beside it.
-
-grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
-for other ids. Both keep everything else, including the state of optimizers.
-
-`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
 
 A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
 while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
 some megabytes at a time, and no code in a file is run.
 
-The exit code is 0; 1 if diff finds a difference, or `inspect --chain` damage; 2 after an error,
-which is printed.
+The exit code is 0; 1 if `inspect --chain` finds damage; 2 after an error, which is printed.
 """
 
 import sys
@@ -35,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     line = ConfigFlags([("Flags", CheckpointConfig)])
     return run_command(
         line, later("dlrm.scripts.checkpoint.command"), __doc__, arguments, code=2
-    )  # 1 is a result of diff
+    )  # 1 is a result of inspect --chain
 
 
 if __name__ == "__main__":

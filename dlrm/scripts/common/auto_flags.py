@@ -9,7 +9,6 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE
-from dlrm.tasks.config import ADAM_SWITCHES
 from dlrm.tasks.run import known_checkpoint, saved_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.console import Line
@@ -32,9 +31,6 @@ def with_recipe(values: Values) -> tuple[Values, Line | None]:
     aside = _set_aside(values, resumed)
     facts = DatasetFacts.from_dataset(_open(values, **aside).train)
     given = {name: values[name] for name in values.given}
-    for switch, flag in ADAM_SWITCHES.items():
-        if values[switch]:
-            given.setdefault(flag, "adam")
     if loaded and not resumed:
         given = saved_flags(find_checkpoint(loaded), ARCHITECTURE) | given
     settings = aside | auto(facts, given)
@@ -74,10 +70,5 @@ def _check(values: Values) -> None:
     asked = f"--recipe {values['recipe']}"
     if values["mode"] != "train":
         raise ValueError(f"{asked} contradicts --mode {values['mode']}: only a training has one")
-    for name in ("preset", "defaults"):
-        if name in values.given and values[name] is not None:
-            raise ValueError(
-                f"{asked} contradicts --{name} {values[name]}: both choose flags that are not given"
-            )
     if not values["dataset"] or values["dataset_type"].startswith("synthetic"):
         raise ValueError(f"{asked} needs --dataset, whose rows the flags are to fit")

@@ -18,7 +18,6 @@ from dlrm.distributed import World, agreed
 from dlrm.flags import Values
 from dlrm.metrics.table import line_of, metrics_note, one_class_note
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
@@ -29,7 +28,7 @@ from dlrm.session.session import VARIES, Session, held_checkpoint
 from dlrm.settings import resumable_of, uris_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
-from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS, ClickConfig
+from dlrm.tasks.config import CLICK_CONFIGS, ClickConfig
 from dlrm.tasks.continuing import check_continued, with_carried
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
@@ -63,11 +62,6 @@ def run(values: Values) -> dict[str, float]:
 
 
 def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, float]:
-    if values["table_store"] is not None and is_uri(values["save_checkpoint_path"]):
-        raise ValueError(
-            f"--table_store {values['table_store']} contradicts --save_checkpoint_path "
-            f"{values['save_checkpoint_path']}: checkpoints refer to the store of this machine"
-        )
     chosen: list[Line] = []
 
     def complete(values: Values, world: World) -> Values:
@@ -84,8 +78,7 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         path = values["load_checkpoint_path"] or values["continue_from"]
         held = held_checkpoint(path, world, newest=values["continue_from"] is not None)
         checkpoint = session.at_the_end.enter_context(held)
-        opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
-        click_run = session.at_the_end.enter_context(opened)
+        click_run = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
         held = held_checkpoint(values["distill"], world)
         if teacher := session.at_the_end.enter_context(held):
             click_run.distill(teacher, load_model)
@@ -110,11 +103,11 @@ def _check(values: Values, world: World) -> None:
             "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
             "and --embedding_dtype bf16 narrows the tables"
         )
-    store = values["table_store"]
-    if store is not None and mode == "inference_benchmark":
-        raise ValueError(f"--table_store {store} contradicts --mode {mode}: rows would be on disk")
-    if store is not None and mode == "test" and not values["load_checkpoint_path"]:
-        raise ValueError(f"--table_store {store} --mode {mode} needs --load_checkpoint_path")
+    files = values["table_files"]
+    if files is not None and values["async_checkpoint"]:
+        raise ValueError(
+            f"--table_files {files} contradicts --async_checkpoint, which copies tables in memory"
+        )
     if mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if mode != "train" and values["resume"]:
@@ -300,7 +293,7 @@ def _begin(run: ClickRun, session: Session, trainer: Trainer, steps_per_epoch: i
         load_checkpoint(run.checkpoint, trainer.parameters, world=run.world, optimizers=with_state)
         loaded = "weights and optimizer state" if with_state else "weights"
         line(f"{loaded} from {run.checkpoint}; the run starts at step 0")
-    choices = {"lr", *ADAM_SWITCHES, *ADAM_SWITCHES.values()}
+    choices = {"lr", "embedding_optimizer", "mlp_optimizer"}
     by_default = not choices & values.given
     num_steps = run.config.train.num_steps(steps_per_epoch)
     recipe = takes_recipe(values)
@@ -319,7 +312,7 @@ def _load_weights(run: ClickRun, session: Session) -> None:
 def _test(run: ClickRun, session: Session) -> dict[str, float]:
     data, task, log = run.own_part().test, run.task, session.log
     _load_weights(run, session)
-    test = ClickLoader(data, run.world.device, slots=task.slots())
+    test = ClickLoader(data, run.world.device)
     with agreed(run.world, ValueError):
         if not test.num_samples:
             raise ValueError(f"{run.values['dataset']}: the test split has no rows")

@@ -65,8 +65,6 @@ def train_seeds(
     for seed in seeds:
         folder = path / f"seed-{seed}"
         own = {"seed": seed, "seeds": None, "save_checkpoint_path": str(folder)}
-        if values["table_store"] is not None:  # checkpoints refer to it
-            own["table_store"] = str(Path(values["table_store"]) / f"seed-{seed}")
         if console:
             console.begin(f"seed {seed}")
         else:

@@ -47,6 +47,7 @@ OPTIONAL = (
     Package("pyspark", "pyspark>=4,<5", "preprocessing of raw logs with Spark"),
     Package("pyarrow", "pyarrow>=25", "preprocessing of tables and .zst files"),
     Package("matplotlib", "matplotlib>=3.8", "curves.png after training"),
+    Package("optuna", "optuna>=5", "dlrm tune"),
     Package("sklearn", "scikit-learn>=1.4", "dlrm.Classifier, evaluate --recalibrate"),
     Package("fbgemm_gpu", "fbgemm-gpu-cpu==1.8.0", "peers of benchmarks/; needs torch 2.13"),
 )
@@ -127,7 +128,7 @@ def rebuild() -> str:
     """Returns the command that builds the native operators."""
     root = PACKAGE.parent
     source = f"-e {shlex.quote(str(root))}" if (root / "setup.py").exists() else "<repository>"
-    tools = f"{pip_install()} setuptools wheel ninja pybind11"
+    tools = f"{pip_install()} setuptools wheel ninja"
     build = f"{tools} && {pip_install()} --no-build-isolation {source}"
     compilers = ("g++", "c++", "clang++", shlex.split(os.environ.get("CXX", "g++"))[0])
     if not any(map(shutil.which, compilers)):

@@ -1,4 +1,4 @@
-"""Search spaces: settings of a training, each fixed, one of a list, or in a range.
+"""Studies of Optuna, and their spaces: settings, each fixed, one of a list, or in a range.
 
 lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
 epochs: {low: 1, high: 10}                  # whole numbers, since both ends are
@@ -7,142 +7,158 @@ top_mlp_sizes: [[256, 128, 1], [512, 1]]    # one of these lists
 schedule: linear                            # always this
 """
 
-import math
+import fcntl
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.api.training import check_setting_types
-from dlrm.documents import brief, read_yaml
+from dlrm.command_line import missing_extra
+from dlrm.documents import brief
+from dlrm.locks import try_lock
 
-_ENTRIES = {"low", "high", "log"}
+try:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.trial import TrialState
+except ImportError as error:
+    raise ValueError(missing_extra(error, "tune")) from error
 
-
-class Range(NamedTuple):
-    """Numbers from `low` to `high`, both included; whole ones if both ends are."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def draw(self, random: np.random.Generator) -> float:
-        """Returns one of the numbers."""
-        if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
-            return int(random.integers(self.low, self.high, endpoint=True))
-        if not self.log:
-            return float(random.uniform(self.low, self.high))
-        drawn = math.exp(random.uniform(math.log(self.low), math.log(self.high)))
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return min(max(round(drawn), self.low), self.high)
-        return float(f"{drawn:.4g}")  # so that printed values are exactly those tried
+Space = Mapping[str, Any]
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-@dataclass(frozen=True)
-class Space:
-    """The settings that a search may choose.
+class _Lock(JournalFileOpenLock):
+    """Lets one process at a time append to a journal, after removing half a line of a killed one.
 
-    Attributes:
-        fixed: setting -> its value.
-        searched: setting -> a range, or a list of values.
+    Optuna's own locks outlive a killed process.
     """
 
-    fixed: Mapping[str, Any]
-    searched: Mapping[str, Range | Sequence[Any]]
+    def __init__(self, path: str) -> None:
+        self._path = path
 
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any], known: Sequence[str], source: str) -> "Space":
-        """Makes a space from the content of a file.
+    def acquire(self) -> bool:
+        """Waits for the file."""
+        self._file = open(self._path, "rb+")  # noqa: SIM115  # until `release`
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.truncate(self._file.read().rfind(b"\n") + 1)
+        return True
 
-        Args:
-            facts: setting -> a value, a list of values, or `{low, high, log}`.
-
-        Raises:
-            ValueError: a setting is unknown, or a range invalid; the message names it.
-        """
-        fixed: dict[str, Any] = {}
-        searched: dict[str, Range | Sequence[Any]] = {}
-        for name, value in facts.items():
-            if name not in known:
-                raise ValueError(f"{source}: {name}: expected a setting among {', '.join(known)}")
-            if isinstance(value, list):
-                if not value:
-                    raise ValueError(f"{source}: {name}: expected values, got an empty list")
-                searched[name] = [tuple(one) if isinstance(one, list) else one for one in value]
-            elif isinstance(value, Mapping):
-                searched[name] = _range(value, f"{source}: {name}")
-            else:
-                fixed[name] = value
-        for name, values in {**searched, **{name: [one] for name, one in fixed.items()}}.items():
-            for one in values[:2] if isinstance(values, Range) else values:
-                _check_type(name, one, source)
-        return cls(fixed, searched)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike, known: Sequence[str]) -> "Space":
-        """Reads a space from a YAML file; see `from_dict`."""
-        return cls.from_dict(read_yaml(path), known, str(path))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the space in the form of a file."""
-        ranges = {
-            name: values._asdict() if isinstance(values, Range) else list(values)
-            for name, values in self.searched.items()
-        }
-        return {**ranges, **self.fixed}
-
-    def draw(self, seed: int, trial: int) -> dict[str, Any]:
-        """Returns the settings of a trial, which depend only on the arguments."""
-        random = np.random.default_rng([seed, trial])
-        chosen = {
-            name: values.draw(random)
-            if isinstance(values, Range)
-            else values[int(random.integers(len(values)))]
-            for name, values in self.searched.items()
-        }
-        return {**self.fixed, **chosen}
+    def release(self) -> None:
+        """Leaves the file to others."""
+        self._file.close()
 
 
-def default_space(facts: DatasetFacts) -> Space:
+def open_study(journal: Path, metric_rises: bool, eta: int) -> optuna.Study:
+    """Opens the study of a journal, or begins one.
+
+    Raises:
+        ValueError: the journal cannot be read.
+    """
+    try:
+        backend = JournalFileBackend(str(journal), _Lock(str(journal)))
+        return optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name="tune",
+            direction="maximize" if metric_rises else "minimize",
+            pruner=optuna.pruners.SuccessiveHalvingPruner(1, eta),
+            load_if_exists=True,
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{journal}: expected a journal of Optuna, got {error!r}; name another --output"
+        ) from None
+
+
+def next_trial(
+    study: optuna.Study, folder: Path, trials: int, seed: int
+) -> tuple[optuna.Trial, int] | None:
+    """Returns a trial that no process has, and its lock, or None if all are done or running.
+
+    Args:
+        folder: folder of the locks of trials, which tell killed trials, to run again, from others.
+    """
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for one in study.get_trials(states=[TrialState.RUNNING]):
+            path = folder / f".trial-{one.number}"
+            if (left := try_lock(path)) is not None:
+                study.tell(one.number, state=TrialState.FAIL)
+                path.unlink()
+                os.close(left)
+        kept = [one for one in study.get_trials() if one.state != TrialState.FAIL]
+        free = {*range(trials)} - {one.user_attrs.get("trial") for one in kept}
+        if not free:
+            return None
+        number = min(free)  # determines the settings drawn, besides what finished trials found
+        own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        study.sampler = optuna.samplers.TPESampler(seed=own)
+        trial = study.ask()
+        held = try_lock(folder / f".trial-{trial.number}")
+        assert held is not None
+        trial.set_user_attr("trial", number)
+        return trial, held
+
+
+def check_space(space: Space, known: Collection[str], source: str) -> None:
+    """Raises ValueError if a setting is unknown or a value or a range invalid; it is named."""
+    trial = optuna.create_study(sampler=optuna.samplers.RandomSampler()).ask()
+    for name, value in space.items():
+        if name not in known:
+            raise ValueError(f"{source}: {name}: expected a setting among {', '.join(known)}")
+        if value == [] or (isinstance(value, dict) and not {"low", "high"} <= {*value}):
+            expected = "values" if value == [] else "low, high and log"
+            raise ValueError(f"{source}: {name}: expected {expected}, got {brief(value)}")
+        try:
+            suggest(trial, {name: value})
+        except (TypeError, ValueError) as error:  # of the ends of a range
+            raise ValueError(f"{source}: {name}: {error}; got {brief(value)}") from None
+        ends = [value["low"], value["high"]] if isinstance(value, dict) else value
+        for one in ends if isinstance(ends, list) else [ends]:
+            try:
+                check_setting_types({name: tuple(one) if isinstance(one, list) else one})
+            except ValueError as error:
+                raise ValueError(f"{source}: {error}") from None
+
+
+def fixed(space: Space) -> dict[str, Any]:
+    """Returns the settings that a search does not vary."""
+    return {name: value for name, value in space.items() if not isinstance(value, list | dict)}
+
+
+def suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """Returns the settings of a trial of Optuna."""
+    settings = fixed(space)
+    for name, value in space.items():
+        if isinstance(value, list):
+            chosen = json.loads(trial.suggest_categorical(name, [*map(json.dumps, value)]))
+            settings[name] = tuple(chosen) if isinstance(chosen, list) else chosen
+        elif isinstance(value, dict):
+            if isinstance(value["low"], int) and isinstance(value["high"], int):
+                settings[name] = trial.suggest_int(name, **value)
+            else:  # rounded, so that printed values are exactly those tried
+                settings[name] = float(f"{trial.suggest_float(name, **value):.4g}")
+    return settings
+
+
+def default_space(facts: DatasetFacts) -> dict[str, Any]:
     """Returns the space of a search without --space, around the settings of `--recipe auto`."""
     usual = auto(facts)
     size, epochs, lr = usual["batch_size"], usual["epochs"], usual["lr"]
-    searched: dict[str, Range | Sequence[Any]] = {
+    space: dict[str, Any] = {
         "batch_size": [size // 2, size, 2 * size],
-        "epochs": Range(max(epochs // 2, 1), 2 * epochs, log=True),
-        "lr": Range(lr / 2, 2 * lr, log=True),
+        "epochs": {"low": max(epochs // 2, 1), "high": 2 * epochs, "log": True},
+        "lr": {"low": lr / 2, "high": 2 * lr, "log": True},
         "embedding_dim": [dim for dim in (8, 16, 32) if dim >= facts.widest] or [facts.widest],
     }
     if l2 := usual.get("embedding_l2"):
-        searched["embedding_l2"] = Range(l2 / 10, 5 * l2, log=True)
-        searched["dropout"] = [0.1, 0.2, 0.3, 0.4]
+        space["embedding_l2"] = {"low": l2 / 10, "high": 5 * l2, "log": True}
+        space["dropout"] = [0.1, 0.2, 0.3, 0.4]
     if "numerical_bins" in usual:
-        searched["numerical_bins"] = [24, 64, 256]
-    return Space({}, searched)
-
-
-def _range(value: Mapping[str, Any], where: str) -> Range:
-    if unknown := [str(name) for name in value if name not in _ENTRIES]:
-        raise ValueError(f"{where}: expected low, high and log, got {unknown[0]}")
-    low, high, log = value.get("low"), value.get("high"), value.get("log", False)
-    for end in (low, high):
-        if isinstance(end, bool) or not isinstance(end, int | float) or not math.isfinite(end):
-            raise ValueError(f"{where}: expected numbers as low and high, got {brief(end)}")
-    assert low is not None
-    assert high is not None
-    if not isinstance(log, bool):
-        raise ValueError(f"{where}: log: expected true or false, got {brief(log)}")
-    if not low < high or (log and low <= 0):
-        least = " above 0" if log else ""
-        raise ValueError(f"{where}: expected low below high{least}, got {low:g} and {high:g}")
-    return Range(low, high, log)
-
-
-def _check_type(name: str, value: Any, source: str) -> None:
-    try:
-        check_setting_types({name: value})
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        space["numerical_bins"] = [24, 64, 256]
+    return space

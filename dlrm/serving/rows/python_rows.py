@@ -12,6 +12,7 @@ from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import MOST_EXACT
 from dlrm.documents import brief
 
 
@@ -190,6 +191,8 @@ def _text_of(value: Any) -> str:
         return ""
     if isinstance(value, float | np.floating) and value != value:
         return ""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        value = int(value)
+    if isinstance(value, float | np.floating):
+        value = float(value)
+        if value.is_integer() and abs(value) < MOST_EXACT:  # others are refused as ids
+            value = int(value)
     return str(value)

@@ -48,7 +48,6 @@ from dlrm.train.checkpoints.state import (
     refuse_ensemble,
     tensor_shape,
 )
-from dlrm.train.checkpoints.stored import load_rows
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
@@ -138,7 +137,7 @@ def load_checkpoint(
         finite: refuse weights that are NaN or infinite.
         optimizers: load the optimizers' state, without the generators', to train on other data.
         adapted: returns the checkpoint as the model takes it, for a run that continues the saved
-            one; rows in a store are then copied to that of the model.
+            one.
 
     Returns:
         The `progress` of the checkpoint.
@@ -164,9 +163,6 @@ def load_checkpoint(
         if with_state and (kinds != known if own or world.size == 1 else set(kinds) - set(known)):
             raise ValueError(f"{directory}: of the optimizers {known}, here {kinds}")
     with torch.no_grad():
-        if parameters.store is not None:
-            with agreed(world, ValueError, OSError):
-                load_rows(parameters, saved, resume and adapted is None, with_state)
         _load_weights(parameters, saved)
         _load_average(directory, parameters, saved)
         if with_state:
@@ -237,7 +233,7 @@ def _check_architecture(
             ) from None
         smaller = [name for name in expected if name.startswith("table ") and name in found]
         if any(found[name][0] < expected[name][0] for name in smaller):
-            raise ValueError(f"{error}\n  dlrm checkpoint grow appends rows to tables") from None
+            raise ValueError(f"{error}\n  --continue_from appends rows to tables") from None
         raise
 
 
@@ -262,7 +258,7 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
     file = directory if saved.format == "nvidia" else directory / "dense.safetensors"
     for name, tensor in saved.dense.items():
         _refuse_not_finite(f"{file}: {name}", tensor)
-    for part in parameters.table_parts() if parameters.store is None else ():
+    for part in parameters.table_parts():
         rows = saved.tables[part.table]
         row, column = part.piece.rows[0], part.piece.columns[0]
         for first, block in _blocks(rows, part):
@@ -299,7 +295,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel)
                 state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for part in parameters.table_parts():
         table, weight = part.table, part.weight
-        for key, rows in saved.table_state[table].items() if parameters.store is None else ():
+        for key, rows in saved.table_state[table].items():
             state = optimizers[id(weight)].state[weight]
             if key not in state:  # torch's own optimizers have one of the weight's shape
                 state[key] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
@@ -316,7 +312,7 @@ def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
     for name, tensor in parameters.dense().items():
         tensor.copy_(saved.dense[name])
     low = parameters.lower_halves()
-    for part in parameters.table_parts() if parameters.store is None else ():
+    for part in parameters.table_parts():
         own, key = slice(part.begin, part.end), id(part.weight)
         rest = low[key][own] if key in low else None
         _read_rows(saved.tables[part.table], part, part.weight[own], rest)

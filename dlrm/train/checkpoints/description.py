@@ -9,7 +9,6 @@ from dlrm.manifest import write_manifest
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 CONFIG, PROGRESS = "config.json", "progress.json"
-DESCRIPTION = {CONFIG, PROGRESS, MODEL_CARD}
 
 
 def describe(
@@ -18,7 +17,7 @@ def describe(
     progress: Mapping[str, Any],
     checksums: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the files of `DESCRIPTION` and the manifest, after everything else of a checkpoint.
+    """Writes configuration, progress, model card and manifest, after a checkpoint's other files.
 
     Args:
         directory: staging directory of the checkpoint, without hard links under these names.

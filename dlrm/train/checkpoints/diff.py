@@ -1,12 +1,8 @@
-"""Statistics of weights on disk, and differences between two sets of them.
-
-Tables are read some megabytes at a time.
-"""
+"""Statistics of weights on disk. Tables are read some megabytes at a time."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -31,25 +27,6 @@ class RowStatistics:
     num_inf: int
 
 
-@dataclass(frozen=True)
-class TensorDifference:
-    """Difference between two tensors of one shape.
-
-    Attributes:
-        rows: number of rows that differ.
-        of: number of rows in all.
-        first: the first row that differs.
-        max_abs: the largest absolute difference; infinite if one side is not finite.
-        max_rel: the largest difference relative to the larger of the two values.
-    """
-
-    rows: int
-    of: int
-    first: int
-    max_abs: float
-    max_rel: float
-
-
 def statistics(weights: SavedRows | np.ndarray) -> RowStatistics:
     """Returns the statistics of a table or tensor, whose first dimension counts rows."""
     low, total, high, largest, rows, nan, inf = math.inf, 0.0, 0.0, 0.0, 0, 0, 0
@@ -66,35 +43,6 @@ def statistics(weights: SavedRows | np.ndarray) -> RowStatistics:
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
         total, rows = total + float(norms.sum()), rows + len(norms)
     return RowStatistics(low if rows else 0.0, total / max(rows, 1), high, largest, nan, inf)
-
-
-def difference(
-    a: SavedRows | np.ndarray, b: SavedRows | np.ndarray, rtol: float = 0.0, atol: float = 0.0
-) -> TensorDifference | None:
-    """Returns the difference of two tables or tensors of one shape, or None if they are equal.
-
-    Values differ if |a - b| > atol + rtol * |b|; NaN is equal to NaN.
-    """
-    rows, count, first, max_abs, max_rel = 0, 0, -1, 0.0, 0.0
-    for x, y in zip(_blocks(a), _blocks(b), strict=True):
-        unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
-        if unequal.any():
-            x, y = x.astype(np.float64), y.astype(np.float64)
-            with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-                apart = np.where(unequal, np.abs(x - y), 0.0)
-                apart[~np.isfinite(apart)] = np.inf
-                size = np.maximum(np.abs(x), np.abs(y))
-                relative = np.where(apart > 0, apart / size, 0.0)
-                unequal &= ~(apart <= atol + rtol * np.abs(y))
-            relative[~np.isfinite(relative)] = np.inf
-            max_abs = max(max_abs, float(apart.max()))
-            max_rel = max(max_rel, float(relative.max()))
-            wrong = unequal.any(axis=1)
-            if wrong.any() and first < 0:
-                first = rows + int(wrong.argmax())
-            count += int(wrong.sum())
-        rows += len(x)
-    return TensorDifference(count, rows, first, max_abs, max_rel) if count else None
 
 
 def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, SavedRows | np.ndarray]:
@@ -119,23 +67,6 @@ def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, SavedRow
 def shape_of(weights: SavedRows | np.ndarray) -> list[int]:
     """Returns the shape of a table or a tensor."""
     return [weights.rows, weights.dim] if isinstance(weights, SavedRows) else list(weights.shape)
-
-
-def map_differences(
-    a: dict[str, Any], b: dict[str, Any], common: bool = False, name: str = ""
-) -> Iterator[str]:
-    """Yields the differences of two maps of JSON values, as sentences.
-
-    Args:
-        common: compare only the keys that both have.
-        name: prefix of the keys in a sentence.
-    """
-    for key in sorted(a.keys() & b.keys() if common else a.keys() | b.keys()):
-        one, other = a.get(key, "absent"), b.get(key, "absent")
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from map_differences(one, other, common, f"{name}{key}: ")
-        elif one != other:
-            yield f"{name}{key}: {one} and {other}"
 
 
 def _blocks(weights: SavedRows | np.ndarray) -> Iterator[np.ndarray]:

@@ -18,12 +18,10 @@ from dlrm.documents import brief, with_nan
 from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
 from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.store.row_stores import RowStores
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import CheckpointWriter, beating
 
@@ -75,7 +73,6 @@ class CheckpointDirectory:
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
-        self._store: RowStores | None = None
         check_local(self.path)
         everyone = leaders(self.path, range(world.size), world)
         senders = tuple(rank for rank, leader in everyone.items() if leader)
@@ -120,8 +117,6 @@ class CheckpointDirectory:
         In the background it returns as soon as the state is copied in memory.
         """
         self.finish()
-        if parameters.store is not None:
-            self._store = parameters.store
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(
@@ -153,19 +148,13 @@ class CheckpointDirectory:
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.finish()
-        kept: list[dict[str, Any]] = []
         with agreed(self.world, OSError, ValueError):
             if self.world.rank == 0:
                 if self._new_best is not None:
                     _write_pointer(self.path, self._new_best)
                 self._prune()
                 self.saved(self._kept())
-                kept = self._stores() if self._store is not None else []
         self._new_best = None
-        if self._store is not None:
-            kept = from_first(kept, self.world)
-            with agreed(self.world, OSError, ValueError):
-                self._store.prune(kept)
 
     def mark_best(self, record: dict[str, float]) -> None:
         """Records which checkpoint is the best: its "step" and its metrics."""
@@ -205,11 +194,6 @@ class CheckpointDirectory:
         with agreed(self.world, ValueError, OSError):
             record = best_record(self.path) if self.world.rank == 0 else {}
         return from_first(record, self.world)
-
-    def _stores(self) -> list[dict[str, Any]]:
-        """Returns where the rows of all checkpoints are."""
-        configs = [read_config(path) for path in all_checkpoints(self.path)]
-        return [entry for config in configs for entry in config.get(STORES, [])]
 
     def _kept(self) -> list[Path]:
         """Returns the checkpoints that are not to be pruned."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest
 from dlrm.train.checkpoints.description import describe, described_progress
-from dlrm.train.checkpoints.saved_rows import STORES, SavedRows, saved_tables
+from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,
@@ -98,8 +98,7 @@ def fill_saved(saved: SavedModel, directory: Path) -> None:
     for name in ("optimizer.safetensors", "rng.safetensors"):
         write_tensors({}, directory / name)
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
-    kept = {name: value for name, value in saved.config.items() if name != STORES}
-    config = {**kept, "optimizers": [], "tables": tables}
+    config = {**saved.config, "optimizers": [], "tables": tables}
     for folder in saved.attached:
         shutil.copytree(folder, directory / folder.name)
     describe(directory, config, saved.progress)

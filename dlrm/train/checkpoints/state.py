@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
-from dlrm.store.row_stores import RowStores
 from dlrm.train.checkpoints.description import CONFIG
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
@@ -59,11 +58,6 @@ class Parameters:
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
-
-    @property
-    def store(self) -> RowStores | None:
-        """Returns the stores of the tables' rows, or None if they are in memory."""
-        return getattr(self.model, "store", None)
 
     @property
     def random(self) -> torch.Generator | None:

@@ -34,7 +34,6 @@ from dlrm.manifest import Checksum, checksum
 from dlrm.ops import join_float32
 from dlrm.train.checkpoints.description import describe
 from dlrm.train.checkpoints.nodes import Nodes, check_room
-from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import (
     Parameters,
     optimizer_state,
@@ -53,14 +52,12 @@ class _Ours(NamedTuple):
     Attributes:
         checksums: of its files that are whole, by name.
         tables: entries of `config.json`, by table.
-        stores: the records of its stores of rows.
         sent: the files that it sends to the first rank, and for pieces of tables their places.
     """
 
     checksums: dict[str, str]
     tables: dict[int, dict[str, Any]]
     optimizers: list[str]
-    stores: list[dict[str, Any]]
     sent: dict[str, tuple[Sent, "_Place | None"]]
 
 
@@ -97,11 +94,6 @@ class CheckpointWriter:
     ):
         self._beat, self._nodes = beat, nodes
         self._world, self._config, self._progress = world, config, progress
-        self._stores: list[dict[str, Any]] = []
-        self._stored = parameters.store is not None
-        with agreed(world, OSError, ValueError):
-            if parameters.store is not None:
-                self._stores = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
         self._further = tensors
         self._staged: StagedDirectory | None = None  # of the first rank
@@ -151,7 +143,7 @@ class CheckpointWriter:
                 found = {name: future.result() for name, future in self._written}
                 checksums = {name: sums for name, sums in found.items() if sums}
                 sent = self._sent()
-            ours = _Ours(checksums, self._tables, self._kinds, self._stores, sent)
+            ours = _Ours(checksums, self._tables, self._kinds, sent)
             everyone = gather(ours, self._world)
             self._send(everyone)
             with agreed(self._world, OSError), beating(self._beat):
@@ -234,8 +226,6 @@ class CheckpointWriter:
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
-            if self._stored:
-                continue  # the rows are there
             if part.piece.replicated and self._world.rank:
                 continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
@@ -275,8 +265,6 @@ class CheckpointWriter:
         tables = dict(sorted(item for ours in everyone for item in ours.tables.items()))
         kinds = max((ours.optimizers for ours in everyone), key=len)  # fewer without tables
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
-        if stores := [one for ours in everyone for one in ours.stores]:
-            config[STORES] = stores
         for folder in self._attached:
             shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}

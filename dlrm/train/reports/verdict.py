@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from dlrm.distributed import World, all_sum
-from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PARTS, PRODUCTS, RECORDED, STORE, UPDATE
+from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PARTS, PRODUCTS, RECORDED, UPDATE
 
 COMPUTE_BOUND = "compute-bound"
-WAITS = {DATA: "input-bound", EXCHANGE: "communication-bound", STORE: "store-bound"}
+WAITS = {DATA: "input-bound", EXCHANGE: "communication-bound"}
 LEAST_WAIT = 0.25  # a wait of this share of a step bounds the step
 _SHOWN = 0.005
 

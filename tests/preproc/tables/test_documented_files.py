@@ -241,9 +241,9 @@ def _(tmp):
         assert {"country", "c"} <= names
 
 
-@row("`s3://`, `gs://`, `az://`, `hdfs://`, `https://`")
+@row("`s3://`, `gs://`, `az://`, `https://`")
 def _(tmp):
-    assert {"s3", "gs", "az", "hdfs", "https"} <= SCHEMES.keys()  # tests/remote reads them
+    assert {"s3", "gs", "az", "https"} <= SCHEMES.keys()  # tests/remote reads them
 
 
 @row("`file://`, and schemes that are not known")

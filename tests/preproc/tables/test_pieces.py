@@ -82,11 +82,12 @@ def small_files(folder, suffix, rows, size=20):
     return folder
 
 
+@pytest.mark.parametrize("split", [{}, {"split_bytes": 1 << 9}], ids=["together", "alone"])
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_small_files_give_the_dataset_of_one(suffix, tmp_path):
+def test_small_files_give_the_dataset_of_one(suffix, split, tmp_path):
     many = small_files(tmp_path / "many", suffix, rows_of())
     one = small_files(tmp_path / "whole", suffix, rows_of(), ROWS)
-    prepare(SCHEMA, [many], tmp_path / "d", test_fraction=0.2)
+    prepare(SCHEMA, [many], tmp_path / "d", test_fraction=0.2, **split)
     prepare(SCHEMA, [one], tmp_path / "e", test_fraction=0.2)
     assert contents(tmp_path / "d") == contents(tmp_path / "e")
 

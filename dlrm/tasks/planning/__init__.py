@@ -1,1 +1,0 @@
-"""Placement of tables and its predicted costs, before anything is made."""

@@ -1,0 +1,22 @@
+"""The tensors in which two checkpoints differ."""
+
+import numpy as np
+
+from dlrm.scripts.checkpoint.description import open_any
+from dlrm.train.checkpoints.diff import weights_of
+from dlrm.train.checkpoints.saved_model import SavedRows
+
+
+def differing(one, other, *, with_state=True, feature_order=None):
+    """Returns the names of the weights, and of the state of optimizers, that differ."""
+    left, right = (weights_of(open_any(path, feature_order), with_state) for path in (one, other))
+    common = {name for name in left.keys() & right.keys() if equal(left[name], right[name])}
+    return (left.keys() | right.keys()) - common
+
+
+def equal(one, other):
+    values = (
+        np.concatenate([*side.blocks()]) if isinstance(side, SavedRows) else side
+        for side in (one, other)
+    )
+    return np.array_equal(*values, equal_nan=True)

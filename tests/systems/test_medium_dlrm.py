@@ -1,0 +1,114 @@
+"""The DLRMs of published rows have the published sizes."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
+from dlrm.distributed import World
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.layers.cross import CrossLayers
+from dlrm.published.rows import find
+from dlrm.scripts.common import dlrm_flags
+from dlrm.train.config import TrainConfig
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.schedule import ScheduleConfig, learning_rate
+
+pytestmark = pytest.mark.long
+
+
+def medium(*arguments):
+    return dlrm_flags.parse([*find("gaudi/dlrm-medium/eager-fp32").flags, *arguments])
+
+
+def build(values, **others):
+    sizes = values.config(DataConfig).synthetic_sizes
+    config = values.config(DLRMConfig, table_sizes=sizes, **others)
+    return DLRM(config, World(device="meta"))
+
+
+def test_the_medium_configuration_has_the_published_size():
+    model = build(medium())
+    counts = {
+        name: sum(parameter.numel() for parameter in part.parameters())
+        for name, part in model.named_children()
+        if name != "interact"
+    }
+    assert counts["embeddings"] == 192_000_000
+    assert counts["bottom_mlp"] == 2_164_800
+    assert counts["top_mlp"] + counts["output"] == 101_220_353
+    assert sum(counts.values()) == 295_385_153
+    widths = [
+        (layer.in_features, layer.out_features)
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    hidden = [(4096, 4096)] * 6
+    assert widths == [(1024, 1024), (1024, 1024), (1024, 64), (128, 4096), *hidden, (4096, 1)]
+
+
+def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
+    values = medium()
+    train = open_datasets(values.config(DataConfig)).train
+    batch = train.batch(0)
+    assert batch.numerical.shape == (512, 1024)
+    assert abs(batch.lengths.float().mean() - 19) < 3  # deviation 0.5
+    assert (train.table_sizes, batch.lengths.max()) == ([3_000_000], 38)
+    config = values.config(TrainConfig)
+    assert config.num_steps(len(train)) == len(train) == 10_000
+    assert config.print_freq == 50
+    schedule = values.config(ScheduleConfig)
+    assert {learning_rate(schedule, step) for step in (1, 2, 5000, 10_000)} == {1e-5}
+    chosen = values.config(OptimizerConfig)
+    assert (chosen.embedding_optimizer, chosen.mlp_optimizer) == ("adagrad", "adagrad")
+    assert (values["pooling"], values["interaction_op"]) == ("sum", "cat")
+
+
+def test_mlperfs_dcnv2_has_the_published_layers():
+    """From mlcommons/training, recommendation_v2/torchrec_dlrm: 3456 = 27 * 128 columns."""
+    flags = ["--dataset_type=synthetic_gpu", "--synthetic_dataset=mlperf", "--pooling=sum"]
+    flags += ["--interaction_op=dcn", "--cross_layers=3", "--cross_rank=512"]
+    values = dlrm_flags.parse(flags)
+    sizes = values.config(DataConfig, batch_size=1, test_batch_size=1).synthetic_sizes
+    assert sum(sizes) == 204_184_588
+    small = ["--synthetic_dataset_max_table_size=50", "--batch_size=64"]
+    small += ["--synthetic_dataset_num_entries=64", "--test_batch_size=64"]
+    values = dlrm_flags.parse([*flags, *small])
+    model = build(values)
+    assert model.embeddings.weight.shape == (sum(min(size, 50) for size in sizes), 128)
+    assert isinstance(model.interact, CrossLayers)
+    shapes = [[tuple(weight.shape) for weight in layer.weights] for layer in model.interact.layers]
+    assert shapes == [[(512, 3456), (3456, 512)]] * 3
+    assert [layer.bias.numel() for layer in model.interact.layers] == [3456] * 3
+    widths = [layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert widths == [13, 512, 256, 3456, 1024, 1024, 512, 256]
+    batch = open_datasets(values.config(DataConfig)).train.batch(0)
+    assert batch.lengths[0].tolist()[18:21] == [1, 12, 100]
+    assert batch.lengths.sum(1).tolist() == [214] * 64
+
+
+def test_initial_weights_of_the_medium_configuration_are_metas():
+    small = {"top_mlp_sizes": (2000, 1000, 1), "bottom_mlp_sizes": (2000, 64)}
+    config = medium().config(DLRMConfig, table_sizes=(4000,), **small)
+    model = DLRM(config, seed=1)
+    (table,) = model.embeddings.tables()
+    bound = 4000**-0.5
+    assert 0.999 * bound < table.abs().max() <= bound
+    assert abs(table.std() / (bound / 3**0.5) - 1) < 0.01
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        outputs, inputs = layer.weight.shape
+        values = layer.weight.numel()
+        within = 5 / (2 * values) ** 0.5  # five standard errors
+        assert abs(layer.weight.std() / (2 / (inputs + outputs)) ** 0.5 - 1) < within
+        if outputs > 1:
+            biases = layer.bias.std() * outputs**0.5
+            assert abs(biases - 1) < 5 / (2 * outputs) ** 0.5
+    # Uniform values of the last layer would end at 1 / sqrt(1000).
+    last = layers[-1]
+    assert last.weight.abs().max() > 2.5 * (2 / 1001) ** 0.5
+    others = [DLRM(config, seed=seed).output.bias.item() for seed in range(2, 8)]
+    assert max(map(abs, [last.bias.item(), *others])) > 0.5  # N(0, 1)
+    assert torch.equal(DLRM(config, seed=1).output.weight, last.weight)
