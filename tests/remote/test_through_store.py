@@ -274,10 +274,10 @@ def test_a_day_extends_another_one_with_the_bytes_of_folders(numerics, table, st
         path = write_table(columns, tmp_path / f"{day}.parquet", 400)
         days.append((path, store_uri.below(path.name)))
         open_store(store_uri).write(days[-1][1].key, path)
-    prepare_local(days[0][0], tmp_path / "first", increment=IncrementConfig(day="1"))
+    prepare_local(days[0][0], tmp_path / "first")
     how = {"extend": tmp_path / "first", "numerics": numerics}
     expected = prepare_local(days[1][0], tmp_path / "second", increment=IncrementConfig(**how))
-    prepare(days[0][1], store_uri.below("1"), increment=IncrementConfig(day="1"))
+    prepare(days[0][1], store_uri.below("1"))
     assert manifest_at(store_uri.below("1")) == (tmp_path / "first" / MANIFEST).read_bytes()
     with fetched_directory(Cache.open(), store_uri.below("1")) as parent:
         how = {"increment": IncrementConfig(parent, numerics=numerics)}

@@ -25,11 +25,10 @@ from dlrm.data.transform.dictionaries import (
     FrequencyLimit,
     arrays_of,
     checksum,
-    segments_of,
 )
 from dlrm.data.transform.lists import Column, bags_of, lists_of_texts
 from dlrm.data.transform.logs import is_log, log_schema
-from dlrm.data.transform.lookup import IdLookup, SegmentLookup, lookup_in, spread
+from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.rows import cross_columns
 from dlrm.data.transform.schema import Schema
@@ -60,7 +59,6 @@ class Transform:
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
         crcs: checksums of each dictionary in files; none if they are unknown.
         directory: the directory of these files; None if it was not loaded.
-        increment: its place in a chain of days; None if it is in none.
 
     Attributes:
         is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
@@ -79,9 +77,7 @@ class Transform:
         keep_negatives: float = 1.0,
         crcs: Sequence[Sequence[str]] = (),
         directory: Path | None = None,
-        increment: stored.Increment | None = None,
     ) -> None:
-        self.increment = increment
         self.kinds = tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
         self.is_log = is_log(schema) and keep_negatives == 1
@@ -100,7 +96,7 @@ class Transform:
             1 + len(self.dictionaries[place]) + field.hash_buckets
             for place, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
-        self._lookups: list[IdLookup | SegmentLookup | None] = [None] * len(self.dictionaries)
+        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
@@ -260,7 +256,7 @@ class Transform:
             return f"(bucket {id - len(dictionary) - 1})"
         return str(dictionary.value(id))
 
-    def lookup(self, place: int) -> IdLookup | SegmentLookup:
+    def lookup(self, place: int) -> IdLookup:
         """Returns the lookup of a dictionary, made on first use."""
         lookup = self._lookups[place]
         if lookup is None:
@@ -280,7 +276,7 @@ class Transform:
     def use_lookups(self, directory: str | os.PathLike) -> None:
         """Loads lookups from files, so that processes share them; see `IdLookup.load`."""
         self._lookups = [
-            None if d.kind == "id" else lookup_in(directory, i, list(map(len, segments_of(d))))
+            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
             for i, d in enumerate(self.dictionaries)
         ]
 
@@ -314,7 +310,7 @@ class Transform:
     @cached_property
     def _tables(self) -> native.Tables:
         """Returns the lookup of each field, in the form of the native code."""
-        return native.Tables([self.lookup(place).whole for place in self.dictionary_of])
+        return native.Tables([self.lookup(place) for place in self.dictionary_of])
 
     def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.

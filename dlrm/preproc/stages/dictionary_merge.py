@@ -6,15 +6,16 @@ in mapped files.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.dictionaries import (
     Counts,
     bytes_of_texts,
@@ -22,8 +23,6 @@ from dlrm.data.transform.dictionaries import (
     merge_counts,
     open_dictionary,
     reserve,
-    segment_name,
-    segments_of,
     text_array,
 )
 from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
@@ -58,21 +57,23 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     write_buckets(path, contents, counts)
 
 
-class Known(Protocol):
-    """The values of earlier days, to which a bucket's counts are added; can be pickled."""
+class Known(NamedTuple):
+    """The values that a parent has ids for.
 
-    def divide(self, bucket: int) -> AbstractContextManager["Divide"]:
-        """Returns what divides the columns of a bucket."""
+    Attributes:
+        lookups: folder of the parent's lookups.
+        sizes: number of values of each dictionary; 0 if it has none, or has ids.
+    """
 
+    lookups: str
+    sizes: Sequence[int]
 
-class Divide(Protocol):
-    """Divides the values of a bucket's columns, and keeps those that get no id."""
-
-    def __call__(self, column: int, merged: Counts) -> Counts | None:
-        """Returns the values that are kept; None if those of the column do not grow."""
-
-    def facts(self) -> dict[str, Any]:
-        """Returns facts about what was kept, as JSON."""
+    def without(self, column: int, counts: Counts) -> Counts:
+        """Returns the counts of the other values."""
+        if column >= len(self.sizes) or not (size := self.sizes[column]):
+            return counts
+        lookup = IdLookup.load(shared(self.lookups), column, layout.id_dtype(size + 1))
+        return counts.take(lookup(Parsed.present(counts.keys)) == 0)
 
 
 def merge_bucket(
@@ -87,20 +88,16 @@ def merge_bucket(
     Args:
         sources: files of the splits' counts.
         limits: for each counted column, the minimum count of a value.
-        known: values of earlier days, of which none is kept.
+        known: values of the parent, of which none is kept.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
     distinct, kept = [], []
-    with ExitStack() as stack:
-        divide = None if known is None else stack.enter_context(known.divide(bucket))
-        partial = stack.enter_context(staged_file(Path(folder, str(bucket))))
-        file = stack.enter_context(open(partial, "wb"))
+    with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = None if divide is None else divide(column, merged)
-            if enough is None:
-                enough = frequent(merged, limits[column])
             distinct.append(len(merged.keys))
+            new = merged if known is None else known.without(column, merged)
+            enough = frequent(new, limits[column])
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), lengths.nbytes + len(texts)])
@@ -108,8 +105,7 @@ def merge_bucket(
             file.write(enough.counts[order].astype(np.int64).data)
             file.write(lengths.data)
             file.write(texts.data)
-        facts = {} if divide is None else divide.facts()
-    return {"distinct": distinct, "kept": kept} | facts
+    return {"distinct": distinct, "kept": kept}
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -205,12 +201,9 @@ def _save(path: Path, array: np.ndarray) -> None:
         write_array(partial, array)
 
 
-def _write_lookup(dictionary: np.ndarray, column: int | str, folder: str, before: int = 0) -> None:
-    """Writes a lookup; the ids begin after those of `before` values."""
-    hashes, ids, directory = IdLookup.from_dictionary(dictionary)
-    if before:
-        ids = ids.astype(layout.id_dtype(before + len(ids) + 1)) + before
-    for array, path in zip((hashes, ids, directory), IdLookup.paths(folder, column), strict=True):
+def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
+    lookup = IdLookup.from_dictionary(dictionary)
+    for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
         with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 
@@ -456,13 +449,10 @@ def _count_ranges(counts: np.ndarray, at_once: int) -> Iterator[tuple[int, int, 
 
 
 def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[str, Any]:
-    """Writes the lookups of columns of a fitted transform, one for each segment."""
+    """Writes the lookups of columns of a fitted transform."""
     fitted = Transform.load(shared(transform))
     for column in columns:
         fitted.check(column)
-        before = 0
-        for k, segment in enumerate(segments_of(fitted.dictionaries[column])):
-            _write_lookup(segment.keys, segment_name(column, k), folder, before)
-            before += len(segment)
+        _write_lookup(fitted.dictionaries[column].keys, column, folder)
     sync(Path(folder))
     return {}

@@ -161,7 +161,7 @@ def fit_counted(
         columns: the product of each column.
         directory: directory of the dictionaries, and of the lookups if there are `known` values,
             which otherwise are in a folder of the run.
-        known: values of earlier days; see `merge_bucket`.
+        known: values of the parent; see `merge_bucket`.
     """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,9 @@ from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
 from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, path_of_copy, pieces_of
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
-from dlrm.preproc.increments.extend import lookups_of_parent
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divided, Divider
+from dlrm.preproc.stages.extend import lookups_of
 from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
@@ -90,8 +90,10 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     if not num_rows:
         raise ValueError("expected rows, got none")
     divider = Divider(options.division, options.schema, num_rows, inputs.splits)
-    lookups = lookups_of_parent(run)
-    known = None if lookups is None else (str(run.growth.parent.transform), str(lookups))
+    known = None
+    if run.parent is not None:
+        transform = run.parent.transform
+        known = str(transform), str(lookups_of(run, "parent", transform))
     source = TableSource(options.schema, divider.columns, known)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
