@@ -195,7 +195,6 @@ class Session:
             values.get("async_checkpoint", False),
             self.dog.beat,
         )
-        checkpoints.tensors = run.tensors
         if run.continued:
             checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
         if self._mirror is not None:

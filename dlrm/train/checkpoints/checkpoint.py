@@ -11,7 +11,6 @@
     STEP/transform/             the fitted transform of the training data, if they came with one
     STEP/MODEL.md               model card: describes the model and how to load it
     STEP/results.json           summary of the training, if `dlrm.fit` wrote it
-    STEP/days.safetensors       last days of table rows, if a run evicts those that it does not see
     STEP/recalibration/         recalibration of the model's scores, if there is one
     STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last

@@ -5,12 +5,10 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.distributed.transfers import leaders
@@ -68,7 +66,6 @@ class CheckpointDirectory:
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
         self.inherited: Callable[[], Sequence[Path]] = lambda: ()
-        self.tensors: Mapping[str, Mapping[str, Tensor]] = {}
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
@@ -129,7 +126,6 @@ class CheckpointDirectory:
                 self._in_background,
                 self._beat,
                 self.nodes,
-                self.tensors,
             )
         if not self._in_background:
             self.finish()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +69,6 @@ class CheckpointWriter:
         config: configuration of the run, JSON values.
         progress: progress of the run, JSON values.
         attached: directories to copy into the checkpoint under their names.
-        tensors: further files of tensors, by name, which the first rank writes.
         in_background: copy the state in memory, and write while the training continues.
         beat: called once a second while `finish` waits for files or publishes the checkpoint.
         nodes: the ranks that do not see the directory.
@@ -90,12 +88,10 @@ class CheckpointWriter:
         in_background: bool = False,
         beat: Callable[[], object] = lambda: None,
         nodes: Nodes = Nodes(),
-        tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ):
         self._beat, self._nodes = beat, nodes
         self._world, self._config, self._progress = world, config, progress
         self._attached, self._copy = attached, in_background
-        self._further = tensors
         self._staged: StagedDirectory | None = None  # of the first rank
         path = None
         with agreed(world, OSError):
@@ -235,8 +231,6 @@ class CheckpointWriter:
                 for name, value in state.items()
             ]
         files.append((random_state_file(self._world.rank), random_state(parameters.random)))
-        if self._world.rank == 0:
-            files += [(name, dict(tensors)) for name, tensors in self._further.items()]
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():
