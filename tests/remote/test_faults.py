@@ -36,7 +36,6 @@ def hasty(monkeypatch):
     retries = {**dlrm.remote.store._RETRIES, "max_retries": 3}
     retries["backoff"] = {**retries["backoff"], "init_backoff": timedelta(milliseconds=10)}
     monkeypatch.setattr(dlrm.remote.store, "_RETRIES", retries)
-    monkeypatch.setattr(dlrm.remote.store, "_FIRST_PAUSE", 0.01)
 
 
 def names_and_bytes(path):

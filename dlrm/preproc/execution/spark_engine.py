@@ -287,7 +287,7 @@ def _probe_store(uri: Uri) -> None:
     from dlrm.remote.publish import RUN
     from dlrm.remote.store import open_store
 
-    store, key = open_store(uri, patient=False), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
+    store, key = open_store(uri), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
     store.write(key, b"probe")
     try:
         if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):

@@ -84,7 +84,7 @@ class CheckpointWriter:
             if world.rank == 0:
                 self._staged = StagedDirectory(directory)
                 (self._staged.path / "tables").mkdir()
-        staging = from_first(self._staged and self._staged.path, world)
+        staging = from_first(self._staged.path if self._staged else None, world)
         assert staging is not None
         self._staging = staging
         self._tables: dict[int, dict[str, Any]] = {}
