@@ -202,7 +202,7 @@ class Mirror:
         if self._record.steps.get(step.name) == digest:
             return
         if step.name in self._record.steps:  # another one, which must not be taken for it
-            self._store.remove([f"{base}{MANIFEST}"])
+            self._store.remove(f"{base}{MANIFEST}")
         files = {
             f"{base}{path.relative_to(step).as_posix()}": path
             for path in sorted(step.rglob("*"))
@@ -216,7 +216,7 @@ class Mirror:
         if best != self._best:
             key = self.uri.below(BEST).key
             if best is None:
-                self._store.remove([key])
+                self._store.remove(key)
             else:
                 self._store.write(key, best)
             self._best = best
@@ -232,7 +232,7 @@ class Mirror:
             if slash and name.startswith("step-") and name not in kept and name < max(kept):
                 keys.setdefault(name, []).append(entry.key)
         for name, own in keys.items():
-            self._store.remove([self.uri.below(f"{name}/{MANIFEST}").key])
+            self._store.remove(self.uri.below(f"{name}/{MANIFEST}").key)
             remove_all(self._store, own)
         if keys:
             left = {k: v for k, v in self._record.steps.items() if k not in keys}

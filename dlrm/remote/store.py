@@ -10,11 +10,11 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,19 +105,6 @@ def _opened(root: Uri, process: int) -> "Store":
         return ForkedStore(root)  # type: ignore[return-value]
     _connected_in.add(process)
     return Store(root)
-
-
-def read_slices(store: "Store", entry: Entry, begin: int, end: int) -> bytearray:
-    """Returns bytes of a file in slices; see `Store.read`."""
-    content, slices = bytearray(), entry.slices
-    number = bisect_right(slices, begin, key=attrgetter("place")) - 1
-    while len(content) < end - begin:
-        one = slices[number]
-        first = begin + len(content) - one.place
-        last = min(end - one.place, one.size)
-        content += store.read(one.entry, one.begin + first, one.begin + last)
-        number += 1
-    return content
 
 
 def find_entries(uri: Uri) -> list[Entry]:
@@ -232,7 +219,7 @@ class Store:
         if begin >= end:
             return b""
         if entry.slices:
-            return read_slices(self, entry, begin, end)
+            return self._read_slices(entry, begin, end)
         options: Any = {"range": (begin, end)}
         is_web = self.root.scheme in ("http", "https")
         if not is_web and not entry.version.startswith("size "):
@@ -245,6 +232,17 @@ class Store:
                 raise OSError(
                     f"expected {end - begin:,} bytes from {begin:,} on, got {len(content):,}"
                 )
+        return content
+
+    def _read_slices(self, entry: Entry, begin: int, end: int) -> bytearray:
+        content, slices = bytearray(), entry.slices
+        number = bisect_right(slices, begin, key=attrgetter("place")) - 1
+        while len(content) < end - begin:
+            one = slices[number]
+            first = begin + len(content) - one.place
+            last = min(end - one.place, one.size)
+            content += self.read(one.entry, one.begin + first, one.begin + last)
+            number += 1
         return content
 
     def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
@@ -270,14 +268,10 @@ class Store:
             raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
         return {"version": facts["version"]}
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Deletes objects; those that are gone already are no error."""
-        for key in keys:
-            with self._named(key), suppress(FileNotFoundError):
-                self._renewed(partial(self._delete, key))
-
-    def _delete(self, key: str) -> None:
-        self._ops.delete(self._store, key)
+    def remove(self, key: str) -> None:
+        """Deletes an object; one that is gone already is no error."""
+        with self._named(key), suppress(FileNotFoundError):
+            self._renewed(lambda: self._ops.delete(self._store, key))
 
     def _renewed(self, act: Callable[[], Any]) -> Any:
         """Makes a call, again with a new client if credentials have expired; returns its result."""

@@ -92,9 +92,10 @@ class Session:
         self.at_the_end = ExitStack()
         try:
             with self.agreed():
-                local = enter_local_paths(self.at_the_end, values, uris or {}, trains, self.world)
-            self._mirror = local.mirror
-            found = _with_log_path(local.values)
+                local, self._mirror = enter_local_paths(
+                    self.at_the_end, values, uris or {}, trains, self.world
+                )
+            found = _with_log_path(local)
             _check_copies({name: found.get(name) for name in _DATA}, self.world)
             with self.agreed():
                 self.values = complete(found, self.world)
@@ -141,7 +142,14 @@ class Session:
         for line in lines:
             self.log.line(*((line,) if isinstance(line, str) else line))
         if values["profile"]:
-            self._profiler = _profiler(run, self.log)
+            self._profiler = StepProfiler(
+                values["profile"],
+                values["benchmark_warmup_steps"],
+                Path(values["log_path"]).absolute().parent,
+                world.rank,
+                world.device,
+                self.log.line,
+            )
             self.at_the_end.callback(self._profiler.close)
 
     def beat(self, step: int) -> None:
@@ -218,18 +226,6 @@ def _open_trackers(run: Run, log: RunLog) -> None:
         name = run_directory(Path(values["log_path"]).absolute().parent).name
         trackers = open_trackers(values["tensorboard"], values["mlflow"], name, log.line)
         log.trackers = [*trackers]
-
-
-def _profiler(run: Run, log: RunLog) -> StepProfiler:
-    values, world = run.values, run.world
-    return StepProfiler(
-        values["profile"],
-        values["benchmark_warmup_steps"],
-        Path(values["log_path"]).absolute().parent,
-        world.rank,
-        world.device,
-        log.line,
-    )
 
 
 def set_deterministic(wanted: bool) -> None:

@@ -189,7 +189,7 @@ def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     shutil.copytree(saved, path, dirs_exist_ok=True)
     output.publish()
     assert find_published(uri.below("binary")) is not None
-    open_store(uri).remove([uri.below("note").key])
+    open_store(uri).remove(uri.below("note").key)
     with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
         Output(uri, path, False)
     output = Output(uri, path, True)

@@ -106,7 +106,7 @@ def test_an_expired_token_is_renewed(endpoint, profile, store_uri, act):
         "entry": lambda: store.entry("a"),
         "read": lambda: store.read(entry),
         "write": lambda: store.write("b", b"", NEW),
-        "remove": lambda: store.remove(["a"]),
+        "remove": lambda: store.remove("a"),
     }
     calls[act]()
     assert endpoint.facts()["counts"]["expired"]

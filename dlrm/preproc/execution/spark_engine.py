@@ -293,7 +293,7 @@ def _probe_store(uri: Uri) -> None:
         if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
             raise OSError(f"{uri}: an object that was written is not there")
     finally:
-        store.remove([key])
+        store.remove(key)
 
 
 def _host_and_user() -> tuple[str, str]:
