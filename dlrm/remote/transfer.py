@@ -2,8 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def download(store: Store, wanted: Sequence[Wanted]) -> None:
 
     small = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
     with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="parts") as pool, small:
-        for _ in _all(small, copy, _batches(wanted)):
+        for _ in small.map(copy, _batches(wanted)):
             pass
 
 
@@ -71,25 +71,6 @@ def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _all(
-    pool: ThreadPoolExecutor, act: Callable[[Any], Any], items: Iterable[Any]
-) -> Iterator[Any]:
-    """Yields results as they come, with a bounded number of items at work; stops at an error."""
-    waiting: set[Future[Any]] = set()
-    try:
-        for item in items:
-            waiting.add(pool.submit(act, item))
-            if len(waiting) >= 2 * IN_FLIGHT:
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in finished)
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in finished)
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
@@ -171,7 +152,7 @@ def upload(
         return path.stat().st_size
 
     with ThreadPoolExecutor(8, thread_name_prefix="upload") as pool:  # each has several parts
-        for size in _all(pool, put, files.items()):
+        for size in pool.map(put, files.items()):
             done(size)
 
 

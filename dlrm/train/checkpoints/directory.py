@@ -210,7 +210,7 @@ def _check_shared(path: Path, world: World) -> None:
                 )
     finally:
         if world.rank == 0:
-            token.unlink()
+            token.unlink(missing_ok=True)
 
 
 def run_directory(path: Path) -> Path:
