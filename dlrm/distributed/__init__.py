@@ -9,7 +9,6 @@ from dlrm.distributed.collectives import (
     gather,
     gather_rows,
     gather_to_first,
-    rank_names,
 )
 from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
@@ -43,7 +42,6 @@ __all__ = [
     "launch",
     "part",
     "pipelines",
-    "rank_names",
     "shutdown",
     "start_transfers",
 ]
