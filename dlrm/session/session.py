@@ -42,7 +42,7 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog
-from dlrm.train.reports.console import Line, NvidiaConsole, Saved
+from dlrm.train.reports.console import Line, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
@@ -65,7 +65,6 @@ class Session:
 
     Args:
         ranks_may_differ: flags that may differ between ranks.
-        console: prints the reports; by default one of the form of `--log_format`.
         uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
         trains: whether the command trains.
         complete: fills in further flags, once there are local paths for all URIs, and raises errors
@@ -80,12 +79,10 @@ class Session:
         self,
         values: Values,
         ranks_may_differ: frozenset[str] = frozenset(),
-        console: NvidiaConsole | None = None,
         uris: Mapping[str, str] | None = None,
         trains: bool = False,
         complete: Callable[[Values, World], Values] = lambda values, world: values,
     ) -> None:
-        self._console = console
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
         self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
@@ -134,7 +131,7 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)

@@ -30,7 +30,6 @@ from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
@@ -143,7 +142,7 @@ class ClickRun(Run):
                     datasets.train.batch(index)
         return datasets
 
-    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM | Ensemble]) -> None:
+    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM]) -> None:
         """Mixes the labels of the training batches with the probabilities of a trained model.
 
         A resumed run needs the same model. All ranks call it in step, and each loads the model.
@@ -269,7 +268,7 @@ class ClickRun(Run):
         return EMA(self.task.model, self.config.step.ema_decay, dense)
 
 
-def _probabilities_of(network: DLRM | Ensemble, device: str) -> Callable[[Batch], Tensor]:
+def _probabilities_of(network: DLRM, device: str) -> Callable[[Batch], Tensor]:
     """Returns a function from the samples of a batch to a network's probabilities, `[samples]`.
 
     Batches are read by several threads, of which one at a time runs the network.

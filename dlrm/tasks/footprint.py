@@ -12,7 +12,6 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.config import DLRMConfig
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
@@ -124,7 +123,7 @@ def agree_that_teacher_fits(checkpoint: Path, world: World) -> None:
     with agreed(world, ValueError, OSError):
         config = read_config(checkpoint)
         values = sum(table["rows"] * table["dim"] for table in config["tables"])
-        needed = 4 * values * config.get(MEMBERS, 1) * loads
+        needed = 4 * values * loads
         if memory and needed > memory.free:
             times = f" in {loads} processes" if loads > 1 else ""
             raise ValueError(

@@ -12,7 +12,7 @@ from dlrm.documents import json_text
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
 from dlrm.remote.cache import with_uris
-from dlrm.train.reports.console import NvidiaConsole, open_console, progress_bar
+from dlrm.train.reports.console import open_console, progress_bar
 from dlrm.train.reports.trackers import Outcome, Tracker
 
 _DELAY = 1  # seconds before the bar of a test appears
@@ -32,7 +32,6 @@ class RunLog:
         path: the file, or None for none; lines of an earlier run are kept.
         quiet: write and print nothing; for all ranks except the first.
         log_format, verbose: see `dlrm.train.reports.console.open_console`.
-        console: prints the reports; by default one of this form.
 
     Attributes:
         console: prints the reports for people.
@@ -46,12 +45,11 @@ class RunLog:
         quiet: bool = False,
         log_format: str = "nvidia",
         verbose: bool = False,
-        console: NvidiaConsole | None = None,
     ):
         self._file: TextIO | None = None
         self._start = time.time()
         self.quiet = quiet
-        self.console = console or open_console(log_format, verbose, quiet)
+        self.console = open_console(log_format, verbose, quiet)
         self.trackers: list[Tracker] = []
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)

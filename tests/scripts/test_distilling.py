@@ -15,7 +15,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
 from dlrm.tasks import click_run, footprint
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
 
@@ -100,10 +100,9 @@ def test_a_resumed_student_ends_as_an_uninterrupted_one(command, trained, tmp_pa
     assert not differing(last_checkpoint("whole"), last_checkpoint("parts"))
 
 
-def test_the_mean_of_seeds_teaches_and_a_run_that_goes_on_may_be_taught(command, trained, capsys):
+def test_a_run_that_goes_on_may_be_taught(command, trained, capsys):
     data = trained.dataset
-    command("--save_checkpoint_path=teacher", "--seeds=1,2", "--max_steps=4", data=data)
-    assert read_config(last_checkpoint("teacher"))["members"] == 2
+    command("--save_checkpoint_path=teacher", "--max_steps=4", data=data)
     capsys.readouterr()
     command("--save_checkpoint_path=student", *DISTILL, "--max_steps=4", data=data)
     said = "labels are mixed with the probabilities of teacher/step-000000004 (0.7)"

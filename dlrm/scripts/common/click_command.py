@@ -33,7 +33,7 @@ from dlrm.tasks.continuing import check_continued, with_carried
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
-from dlrm.train.reports.console import Line, NvidiaConsole
+from dlrm.train.reports.console import Line
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
@@ -57,11 +57,11 @@ def run(values: Values) -> dict[str, float]:
     """
     check_continued(values)
     if values["seeds"]:
-        return train_seeds(values, _run, _next_commands(values))
+        return train_seeds(values, _run)
     return _run(values)
 
 
-def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, float]:
+def _run(values: Values) -> dict[str, float]:
     chosen: list[Line] = []
 
     def complete(values: Values, world: World) -> Values:
@@ -71,8 +71,7 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         return filled
 
     trains = values["mode"] == "train"
-    session = Session(values, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
-    with session:
+    with Session(values, RANKS_MAY_DIFFER, _URIS, trains, complete) as session:
         values, world = session.values, session.world
         torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
         path = values["load_checkpoint_path"] or values["continue_from"]

@@ -19,7 +19,6 @@ from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,
-    refuse_ensemble,
     write_tensors,
 )
 
@@ -69,7 +68,6 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), described_progress(path)
-    refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
     average = read_tensors(path / AVERAGE) if (path / AVERAGE).exists() else {}
