@@ -68,7 +68,7 @@ def run_mode(
         values, world = session.values, session.world
         with session.agreed():
             parts = pipeline_parts(values, world.size, training_modes)
-        divided = pipelines(world, parts, values["rank_timeout"])
+        divided = pipelines(world, parts)
         with session.agreed():
             run = open_run(values, divided)
         torch.manual_seed(run.values["seed"] + world.rank)  # of dropout, which ranks draw anew
@@ -179,7 +179,7 @@ def trainer(
         log=session.log,
         checkpoints=session.checkpoints,
         run=run.recorded(),
-        beat=session.beat,
+        after_step=session.after_step,
         optimizers=run.task.optimizers(optimizer),
         scaler=run.task.scaler(min((n for n in limits if n is not None), default=None)),
         pipelines=run.pipelines,

@@ -46,14 +46,12 @@ class StepProfiler:
     ):
         self._steps, self._warmup = steps, max(warmup, LEAST_WARMUP)
         self._path, self._rank, self._line = folder / f"profile-rank{rank}.json.gz", rank, line
-        self._on_gpu, self._latest, self._done = device.startswith("cuda"), -1, 0
+        self._on_gpu, self._done = device.startswith("cuda"), 0
         self._profile: profile | None = None
 
-    def beat(self, step: int) -> None:
-        """Counts a finished step of the training, or a part of a test after it."""
-        if step == self._latest:
-            return
-        self._latest, self._done = step, self._done + 1
+    def after_step(self) -> None:
+        """Counts a finished step of the training."""
+        self._done += 1
         if self._done == self._warmup:
             self._start()
         elif self._profile and self._done < self._warmup + self._steps:

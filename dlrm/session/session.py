@@ -47,7 +47,6 @@ from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
-from dlrm.train.watchdog import Watchdog
 
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 
@@ -60,7 +59,6 @@ class Session:
     Attributes:
         values: the flags, with the path of the log.
         log: destination of reports.
-        dog: detects a rank that hangs.
         checkpoints: directory of a training's checkpoints; None saves nothing.
 
     Args:
@@ -72,7 +70,6 @@ class Session:
     """
 
     log: RunLog
-    dog: Watchdog
     checkpoints: CheckpointDirectory | None
 
     def __init__(
@@ -85,7 +82,7 @@ class Session:
     ) -> None:
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
-        self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        self.world = join(values["base_device"], values["backend"], given)
         self.at_the_end = ExitStack()
         try:
             with self.agreed():
@@ -122,7 +119,7 @@ class Session:
         return agreed(self.world, *USER_ERRORS)
 
     def watch(self, run: Run, lines: Iterable[str | Line]) -> None:
-        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins."""
+        """Opens the log and the checkpoints of a run, and reports how it begins."""
         values, world = run.values, self.world
         with self.agreed():
             if values["profile"] and not run.trains:
@@ -135,7 +132,6 @@ class Session:
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
-        self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         self.checkpoints = self._checkpoints(run) if run.trains else None
         self.log.parameters(values_with_uris(values))
         for line in (*lines, *self._node_notes()):
@@ -144,11 +140,10 @@ class Session:
             self._profiler = _profiler(run, self.log)
             self.at_the_end.callback(self._profiler.close)
 
-    def beat(self, step: int) -> None:
-        """Reports that training has reached a step."""
-        self.dog.beat(step)
+    def after_step(self, step: int) -> None:
+        """Counts a step of the training for `--profile`."""
         if self._profiler:
-            self._profiler.beat(step)
+            self._profiler.after_step()
 
     def load_weights(self, run: Run, parameters: Parameters) -> bool:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
@@ -172,7 +167,6 @@ class Session:
             shutil.rmtree(copy, ignore_errors=True)
         with stopped_by_sigterm(trainer):
             summary = trainer.fit(*batches)
-        self.dog.rest()
         if self._profiler:
             self._profiler.finish()
         if run.values["mode"] != "benchmark_training":
@@ -190,7 +184,6 @@ class Session:
             run.transform,
             self.world,
             values.get("async_checkpoint", False),
-            self.dog.beat,
         )
         checkpoints.tensors = run.tensors
         if run.continued:
@@ -261,13 +254,12 @@ def set_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
 
 
-def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+def join(asked: str | None, backend: str, backend_given: bool) -> World:
     """Joins the world of the launcher's variables.
 
     Args:
         asked: device, or None for CUDA if available.
         backend_given: whether the user chose that backend.
-        timeout: seconds to wait for the other processes.
     """
     if launch().size > 1:
         end_with_launcher()
@@ -276,7 +268,7 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
         torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
-    return join_world(chosen, backend, timeout)
+    return join_world(chosen, backend)
 
 
 @contextmanager

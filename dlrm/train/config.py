@@ -166,12 +166,6 @@ class SessionConfig:
         "--print_freq steps, and all settings of --recipe",
         resumable=True,
     )
-    rank_timeout: float = setting(
-        1800.0,
-        "Seconds without progress after which the run reports the rank that hangs, and ends",
-        least=1,
-        resumable=True,
-    )
     profile: int | None = setting(
         None,
         "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -132,18 +132,10 @@ class Watched:
 
     Args:
         quiet: show no bar.
-        on_batch: called before each batch.
     """
 
-    def __init__(
-        self,
-        loader: Loader,
-        title: str,
-        quiet: bool = False,
-        on_batch: Callable[[], object] = lambda: None,
-    ):
+    def __init__(self, loader: Loader, title: str, quiet: bool = False):
         self._loader, self._title, self._quiet = loader, title, quiet
-        self._on_batch = on_batch
         self.num_samples = loader.num_samples
 
     def __len__(self) -> int:
@@ -156,6 +148,5 @@ class Watched:
             progress_bar(len(self) - start, self._title, quiet=self._quiet, delay=_DELAY) as bar,
         ):
             for batch in batches:
-                self._on_batch()
                 yield batch
                 bar.update()

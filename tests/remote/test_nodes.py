@@ -232,31 +232,6 @@ def test_image_networks_are_gathered_and_averaged_alike(tmp_path):
     assert not [*place.glob("node1/run/*")]
 
 
-SLOW_DISK = """
-import os, time
-from dlrm.distributed import transfers
-from dlrm.scripts import main
-from dlrm.train.checkpoints import writer
-write = writer.write_block
-def write_slowly(*arguments):
-    time.sleep(0.1)
-    with open("../blocks", "a") as blocks:
-        blocks.write("+")
-    write(*arguments)
-writer.write_block, transfers._BYTES = write_slowly, 500
-main.start()
-"""
-
-
-@pytest.mark.slow
-def test_a_transfer_may_take_longer_than_the_timeout_of_a_rank(trained, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW_DISK)
-    where = [f"--dataset={trained.dataset}", *RUN[:1], "--epochs=1", "--rank_timeout=1"]
-    said, codes = train(tmp_path, *where, module=tmp_path / "slow.py")
-    assert codes == [0, 0], said
-    assert 0.1 * len((tmp_path / "blocks").read_text()) > 3, "seconds of a transfer"
-
-
 @pytest.mark.slow
 def test_checkpoints_on_another_node_alone_are_named(trained, on_one_node, tmp_path):
     (tmp_path / "node1").mkdir()

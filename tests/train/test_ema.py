@@ -14,7 +14,7 @@ from dlrm.train.trainer import Trainer
 
 
 def averaged(
-    decay=0.9, checkpoints=None, device="cpu", beat=lambda step: None, **config
+    decay=0.9, checkpoints=None, device="cpu", after_step=lambda step: None, **config
 ) -> Trainer:
     task = Line(device=device)
     base = trainer(task, schedule=lambda step: 0.05)
@@ -27,7 +27,7 @@ def averaged(
         checkpoints=checkpoints,
         run={"flags": {}},
         ema=EMA(task.model, decay),
-        beat=beat,
+        after_step=after_step,
     )
 
 
@@ -36,7 +36,7 @@ def test_the_moving_average_by_hand(device):
         for name, value in run.task.model.state_dict().items():
             expected[name] = 0.75 * expected[name] + 0.25 * value
 
-    run = averaged(decay=0.75, device=device, beat=follow, max_steps=3)
+    run = averaged(decay=0.75, device=device, after_step=follow, max_steps=3)
     expected = {name: value.clone() for name, value in run.task.model.state_dict().items()}
     run.fit(Points(device=device), Points(2, device=device))
     torch.testing.assert_close(run.ema.state, expected)

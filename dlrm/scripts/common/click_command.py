@@ -250,7 +250,7 @@ def _train(run: ClickRun, session: Session) -> dict[str, float]:
     trainer = Trainer(
         log=session.log,
         checkpoints=session.checkpoints,
-        beat=session.beat,
+        after_step=session.after_step,
         **run.trainer_arguments(datasets.train),
     )
     batches = run.batches(datasets)
@@ -316,7 +316,7 @@ def _test(run: ClickRun, session: Session) -> dict[str, float]:
         if not test.num_samples:
             raise ValueError(f"{run.values['dataset']}: the test split has no rows")
     began = time.perf_counter()
-    metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: session.dog.beat(0)))
+    metrics = task.evaluate(Watched(test, "test", log.quiet))
     seconds = time.perf_counter() - began
     check_scores(task, run.whole, run.data_name, "test")
     log.line(f"Finished testing: {line_of(metrics)}", short="")

@@ -23,7 +23,7 @@ from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter, beating
+from dlrm.train.checkpoints.writer import CheckpointWriter
 
 _BEST = "best.json"
 
@@ -48,7 +48,6 @@ class CheckpointDirectory:
         keep: number of last checkpoints to keep besides the best.
         attached: a directory to copy into each, see `CheckpointWriter`.
         in_background: write while the training continues.
-        beat: called while the training waits for files.
 
     Raises:
         OSError: the directory cannot be written.
@@ -62,9 +61,7 @@ class CheckpointDirectory:
         attached: Path | None = None,
         world: World = World(),
         in_background: bool = False,
-        beat: Callable[[], object] = lambda: None,
     ):
-        self._beat = beat
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
         self.inherited: Callable[[], Sequence[Path]] = lambda: ()
@@ -127,7 +124,6 @@ class CheckpointDirectory:
                 [*([self.attached] if self.attached else []), *self.inherited()],
                 self.world,
                 self._in_background,
-                self._beat,
                 self.nodes,
                 self.tensors,
             )
@@ -179,8 +175,7 @@ class CheckpointDirectory:
     @contextmanager
     def on_all_nodes(self, checkpoint: Path) -> Iterator[Path | None]:
         """Yields a path of a checkpoint that this rank can read; see `on_all_nodes`."""
-        copied = on_all_nodes(checkpoint, self.path, self.world, self._beat)
-        with copied as path, beating(self._beat):
+        with on_all_nodes(checkpoint, self.path, self.world) as path:
             yield path
 
     def close(self) -> None:

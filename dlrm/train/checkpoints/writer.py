@@ -7,8 +7,7 @@ and send them once all are written.
 import math
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +71,6 @@ class CheckpointWriter:
         attached: directories to copy into the checkpoint under their names.
         tensors: further files of tensors, by name, which the first rank writes.
         in_background: copy the state in memory, and write while the training continues.
-        beat: called once a second while `finish` waits for files or publishes the checkpoint.
         nodes: the ranks that do not see the directory.
 
     Raises:
@@ -88,11 +86,10 @@ class CheckpointWriter:
         attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
-        beat: Callable[[], object] = lambda: None,
         nodes: Nodes = Nodes(),
         tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ):
-        self._beat, self._nodes = beat, nodes
+        self._nodes = nodes
         self._world, self._config, self._progress = world, config, progress
         self._attached, self._copy = attached, in_background
         self._further = tensors
@@ -139,14 +136,14 @@ class CheckpointWriter:
             OSError: a rank could not write; nothing is published.
         """
         try:
-            with agreed(self._world, OSError), beating(self._beat):
+            with agreed(self._world, OSError):
                 found = {name: future.result() for name, future in self._written}
                 checksums = {name: sums for name, sums in found.items() if sums}
                 sent = self._sent()
             ours = _Ours(checksums, self._tables, self._kinds, sent)
             everyone = gather(ours, self._world)
             self._send(everyone)
-            with agreed(self._world, OSError), beating(self._beat):
+            with agreed(self._world, OSError):
                 if self._staged is not None:
                     with errors_named(self._staged.final, self._staged.path):
                         self._describe(everyone)
@@ -211,7 +208,7 @@ class CheckpointWriter:
                 else:
                     place.write(path, block, data)
 
-        transfer_files(routes, read, write, self._world, self._beat)
+        transfer_files(routes, read, write, self._world)
 
     def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
         """Returns the files that this rank writes, with their contents."""
@@ -269,24 +266,6 @@ class CheckpointWriter:
             shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}
         describe(self._staging, config, self._progress, checksums)
-
-
-@contextmanager
-def beating(beat: Callable[[], object]) -> Iterator[None]:
-    """Calls `beat` once a second during a block, which works on files for as long as it takes."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(1):
-            beat()
-
-    thread = threading.Thread(target=run, name="dlrm-beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class _Rows:
