@@ -11,11 +11,12 @@ import pytest
 from full_size import resolved
 
 from dlrm.language import command as bert, flags as bert_flags
-from dlrm.published.documents.ipu import ROWS
+from dlrm.published.rows import catalog
 from dlrm.published.smoke import smoke_flags
 from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.long
+ROWS = {name: row for name, row in catalog().items() if name.startswith("ipu/")}
 _COMMANDS = documents.saved()["commands"]
 PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 DOCUMENTS = ("003-ipu-cnn-benchmarks.md", "004-ipu-bert-benchmarks.md")
