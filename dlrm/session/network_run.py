@@ -106,15 +106,9 @@ def device_line(run: NetworkRun, model: str) -> str:
 
 def common_notices(run: NetworkRun) -> Iterator[str]:
     """Returns lines about differences from what the flags suggest."""
-    values, task = run.values, run.task
     if run.division.note:
         yield run.division.note
-    if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
-        half = task.precision.dtype(run.world.device)
-        yield (
-            f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
-        )
-    if values["pipeline_splits"]:
+    if run.values["pipeline_splits"]:
         yield _pipeline_notice(run)
 
 

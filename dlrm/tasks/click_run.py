@@ -63,7 +63,7 @@ from dlrm.tasks.run import (
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.cuda_graph import CudaRecorder, why_none_records
+from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.ema import EMA
 from dlrm.train.precision import loss_scaler
 from dlrm.train.schedule import ScheduleConfig
@@ -342,7 +342,9 @@ class _Opening:
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
         read = whole.train if self.trains else whole.test
-        unrecorded = self._unrecorded(read, placement)
+        unrecorded = None
+        if self.config.step.cuda_graphs:
+            unrecorded = _why_not_recorded(self.values, world, read)
         with agreed(world, *USER_ERRORS):
             task = self._task(architecture, unrecorded, placement)
             told_by = fingerprint(read)
@@ -379,7 +381,7 @@ class _Opening:
             whole=whole,
             notes=notes,
             evicted=evicted,
-            can_be_recorded=_why_not_recorded(self.values, world, read, placement) is None,
+            can_be_recorded=_why_not_recorded(self.values, world, read) is None,
         )
 
     def _continued(self) -> dict[str, Any] | None:
@@ -473,14 +475,6 @@ class _Opening:
                 f"{architecture.embedding_type}"
             )
 
-    def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
-        """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
-        why_not = None
-        with agreed(self.world, *USER_ERRORS):
-            if self.config.step.cuda_graphs:
-                why_not = _why_not_recorded(self.values, self.world, read, placement)
-        return why_none_records(why_not, self.world)
-
     def _task(
         self,
         architecture: DLRMConfig,
@@ -502,7 +496,6 @@ class _Opening:
             auc_on_cpu=step.auc_device == "CPU",
             optimized_mlp=step.optimized_mlp,
             recorder=CudaRecorder(world.device) if recorded else None,
-            execution=step.execution,
             has_clicks=config.data.has_clicks,
             placement=placement,
             files=step.table_files,
@@ -530,18 +523,14 @@ def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> A
     return here if saved is None else tuple(saved)
 
 
-def _why_not_recorded(
-    values: Values, world: World, data: ClickDataset, placement: Placement
-) -> str | None:
-    """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
+def _why_not_recorded(values: Values, world: World, data: ClickDataset) -> str | None:
+    """Returns the reason why the run cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":
         return "it is for GPUs"
-    if world.size > 1 and values["backend"] != "nccl":
-        return f"--backend {values['backend']} waits for the GPU"
+    if world.size > 1:
+        return "it is for one process"
     if not data.one_id_each:
         return "batches with several ids a table differ in shape"
     if values["embedding_l2"]:
         return "--embedding_l2 counts steps on the host"
-    if any(piece.replicated or not piece.has_all_rows for piece in placement.pieces):
-        return "copies and divided rows send as many rows as a batch has of them"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"

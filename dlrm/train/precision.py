@@ -1,31 +1,16 @@
-"""Mixed precision: dtypes of weights and products, the static loss scale, clipping."""
+"""Mixed precision: the dtype of products, the static loss scale, clipping."""
 
 import math
 from collections.abc import Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import handles_loss_scale
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-
-
-def cast_weights(config: PrecisionConfig, model: nn.Module, device: str) -> None:
-    """Casts a model's weights, except those of norms, to half precision under "16.16".
-
-    Norms stay float32, since their sums would lose what half precision rounds away.
-    """
-    if config.precision != "16.16":
-        return
-    for module in model.modules():
-        if not isinstance(module, _NORMS):
-            for weight in module.parameters(recurse=False):
-                weight.data = weight.data.to(config.dtype(device))
 
 
 def autocast(config: PrecisionConfig, device: str) -> AbstractContextManager:

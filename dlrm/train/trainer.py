@@ -103,8 +103,7 @@ class Trainer:
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
             make_capturable(optimizers)
-            recorded = GraphedCallable(self._updated, recorder, world)
-            self._update = step_clock.undivided(recorded)
+            self._update = step_clock.undivided(GraphedCallable(self._updated, recorder))
         self.progress = Progress()
         self._window = LossWindow(self.progress, world, checkpoints)
         device = world.device if config.verdict else "cpu"  # where nothing is recorded

@@ -102,18 +102,6 @@ def test_no_checkpoints_make_no_average():
         average_in_order([], 0.9)
 
 
-def test_an_average_of_16_bits_moves_by_less_than_they_have(device):
-    model = nn.Linear(1, 1, bias=False, device=device).to(torch.bfloat16)
-    nn.init.constant_(model.weight, 1.0)
-    ema = EMA(model, 0.999)
-    nn.init.constant_(model.weight, 2.0)
-    for _ in range(10):
-        ema.update()
-    assert ema.state["weight"].item() == pytest.approx(2 - 0.999**10, rel=1e-6)
-    ones = [{"w": torch.ones(1, dtype=torch.bfloat16) * v} for v in (1.0, 2.0)]
-    assert average_in_order(ones, 0.999)["w"].item() == pytest.approx(1.001, rel=1e-6)
-
-
 def test_a_new_average_begins_at_the_weights_that_are_loaded(tmp_path):
     checkpoints = CheckpointDirectory(tmp_path / "run")
     trainer(checkpoints=checkpoints).fit(Points(), Points(2))

@@ -97,11 +97,6 @@ def _check(values: Values, world: World) -> None:
             f"--auc_threshold {values['auc_threshold']}: the targets of --dataset_type "
             f"{values['dataset_type']} are fractions, of which there is no AUC"
         )
-    if values["precision"] == "16.16":
-        raise ValueError(
-            "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
-            "and --embedding_dtype bf16 narrows the tables"
-        )
     files = values["table_files"]
     if files is not None and values["async_checkpoint"]:
         raise ValueError(
@@ -135,7 +130,6 @@ def _notices(run: ClickRun, chosen: Line | None = None) -> Iterator[str | Line]:
     values, device = run.values, run.world.device
     if "output_dir" in values.given:
         yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
-    yield from _execution_notices(values)
     if not run.task.has_clicks:
         yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
     is_half = run.config.precision.dtype(device) == torch.float16
@@ -192,13 +186,6 @@ def _kept_negatives(dataset: str | None) -> float:
     if folder is None or not facts_file(folder).is_file():
         return 1.0
     return Transform.load(folder).keep_negatives
-
-
-def _execution_notices(values: Values) -> Iterator[str]:
-    if values["execution"] == "lazy":
-        yield "note: --execution lazy runs as graph: the MLPs and the interaction are compiled"
-    if values["execution"] != "eager" and "optimized_mlp" in values.given:
-        yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
 
 
 def _describe(run: ClickRun) -> Line:
