@@ -45,7 +45,7 @@ def _capturing():
 
 
 class OpRecorder:
-    """A `dlrm.train.cuda_graph.Recorder`.
+    """A `dlrm.train.cuda_graph.CudaRecorder`.
 
     Attributes:
         recordings: number made.

@@ -64,6 +64,8 @@ class NetworkRunConfig:
         "Save an average V of the checkpoints' weights W after training: V = this * V + (1 - "
         "this) * W for each checkpoint in turn; default: no average",
         topic="Checkpoints and files",
+        least=0,
+        below=1,
         resumable=True,
     )
 

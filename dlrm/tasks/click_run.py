@@ -9,15 +9,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
+from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.clicks.distilled import Distilled
@@ -50,7 +48,7 @@ from dlrm.tasks.continuing import (
     facts_of,
     learning_rate_mode,
 )
-from dlrm.tasks.footprint import Footprint, agree_that_tables_fit, agree_that_teacher_fits
+from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
@@ -79,8 +77,7 @@ class ClickRun(Run):
         notes: lines about the dataset, its numerical fields and the source of the architecture.
         evicted: rows of tables that begin anew in the continued run, by the table's number.
         can_be_recorded: --cuda_graphs would record the steps.
-        teacher: returns the probabilities that the labels of training batches are mixed with; None
-            keeps the labels.
+        teacher: network whose probabilities the labels of training batches are mixed with, or None.
     """
 
     config: ClickConfig
@@ -89,7 +86,7 @@ class ClickRun(Run):
     task: Recommendation
     evicted: dict[int, np.ndarray] = field(default_factory=dict)
     can_be_recorded: bool = False
-    teacher: Callable[[Batch], Tensor] | None = None
+    teacher: DLRM | None = None
 
     @classmethod
     def open(
@@ -148,15 +145,13 @@ class ClickRun(Run):
         A resumed run needs the same model. All ranks call it in step, and each loads the model.
 
         Args:
-            checkpoint: the model's, which is in use during the run.
             load: makes the network of a checkpoint on a device.
 
         Raises:
-            ValueError, OSError: the checkpoint is damaged, too large for the memory, or of a model
-                with another transform or other fields; it is named.
+            ValueError, OSError: the checkpoint is damaged, or of a model with another transform or
+                other fields; it is named.
         """
         values, train, data = self.values, self.whole.train, self.config.data
-        agree_that_teacher_fits(checkpoint, self.world)
         with agreed(self.world, *USER_ERRORS):
             if self.world.rank == 0:
                 note = compare_transforms(
@@ -180,7 +175,7 @@ class ClickRun(Run):
         self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
         weight = self.config.distill.distill_weight
         self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
-        self.teacher = _probabilities_of(network, self.world.device)
+        self.teacher = network
 
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
@@ -266,22 +261,6 @@ class ClickRun(Run):
         # An EMA of tables would read and write all of their rows in every step.
         dense = Parameters(self.task.model, self.task.table_parameters()).dense()
         return EMA(self.task.model, self.config.step.ema_decay, dense)
-
-
-def _probabilities_of(network: DLRM, device: str) -> Callable[[Batch], Tensor]:
-    """Returns a function from the samples of a batch to a network's probabilities, `[samples]`.
-
-    Batches are read by several threads, of which one at a time runs the network.
-    """
-    one_at_a_time = Lock()
-
-    def probabilities(batch: Batch) -> Tensor:
-        moved = batch.map(lambda tensor: tensor.to(device))
-        ids = moved.categorical, moved.lengths
-        with one_at_a_time, torch.no_grad():
-            return network(moved.numerical, *ids, id_weights=moved.id_weights).sigmoid()
-
-    return probabilities
 
 
 class _Opening:

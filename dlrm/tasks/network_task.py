@@ -101,7 +101,7 @@ class NetworkTask:
         In a pipeline the loss is 0 on all ranks but the last.
         """
         if self.pipeline is None:
-            return one_after_another(self.loss, batches, scaler, before_last)
+            return one_after_another(scaler.gradients_of(self.loss), batches, before_last)
         losses = [torch.zeros((), device=self.world.device)]
 
         def judge(output: Any, number: int) -> Tensor:

@@ -17,13 +17,13 @@ from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.tasks.click_task import ClickTask
-from dlrm.train.cuda_graph import GraphedCallable, Recorder
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import one_after_another, sum_of_losses
+from dlrm.train.task import one_after_another
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
@@ -83,7 +83,7 @@ class Recommendation(ClickTask):
         seed: int = 0,
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
-        recorder: Recorder | None = None,
+        recorder: CudaRecorder | None = None,
         has_clicks: bool = True,
         placement: Placement | None = None,
         files: str | None = None,
@@ -125,9 +125,10 @@ class Recommendation(ClickTask):
     ) -> Tensor:
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
+        gradients = scaler.gradients_of(self.loss)
         if parameters:
-            return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
-        return one_after_another(self.loss, batches, scaler, before_last)
+            gradients = partial(self._gradients, parameters)
+        return one_after_another(gradients, batches, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""

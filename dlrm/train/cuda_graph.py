@@ -7,7 +7,7 @@ changes from step to step (batch, learning rate, loss scale, overflow) is read o
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,22 +15,6 @@ from torch.optim import Optimizer
 
 T = TypeVar("T")
 CALLS_BEFORE = 3  # by then libraries have chosen kernels, and optimizers have their state
-
-
-class Recorder(Protocol):
-    """Runs functions without arguments, and records them."""
-
-    def run(self, function: Callable[[], T]) -> T:
-        """Runs a function where it would be recorded."""
-        ...
-
-    def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
-        """Records a function without doing its work.
-
-        Returns:
-            A function that does the work each time it is called, and the place of its results.
-        """
-        ...
 
 
 class CudaRecorder:
@@ -42,6 +26,7 @@ class CudaRecorder:
         self._memory = torch.cuda.graph_pool_handle()
 
     def run(self, function: Callable[[], T]) -> T:
+        """Runs a function where it would be recorded."""
         # On the recording's stream: autograd remembers on which one a parameter was first used.
         outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
@@ -52,6 +37,11 @@ class CudaRecorder:
         return result
 
     def record(self, function: Callable[[], T]) -> tuple[Callable[[], object], T]:
+        """Records a function without doing its work.
+
+        Returns:
+            A function that does the work each time it is called, and the place of its results.
+        """
         graph = torch.cuda.CUDAGraph()
         # The outer block restores the stream if a capture cannot be ended; torch's does not.
         with (
@@ -86,7 +76,7 @@ class GraphedCallable:
         RuntimeError: the function cannot be recorded.
     """
 
-    def __init__(self, function: Callable[[Any], Tensor], recorder: Recorder):
+    def __init__(self, function: Callable[[Any], Tensor], recorder: CudaRecorder):
         self._function, self._recorder = function, recorder
         self._recordings: dict[Any, _Recording] = {}
         self._latest, self._calls = None, 0  # shape of the latest calls, and their number
@@ -103,7 +93,7 @@ class GraphedCallable:
 
 
 class _Recording:
-    def __init__(self, function: Callable[[Any], Tensor], batch: Any, recorder: Recorder):
+    def __init__(self, function: Callable[[Any], Tensor], batch: Any, recorder: CudaRecorder):
         with torch.inference_mode(False):  # its tensors could not be written elsewhere
             self._batch = batch.map(torch.clone)
         self._replay, self._result = recorder.record(lambda: function(self._batch))

@@ -20,14 +20,9 @@ class EMA:
 
     Attributes:
         state: the average that checkpoints store: name -> tensor.
-
-    Raises:
-        ValueError: `decay` is out of range.
     """
 
     def __init__(self, model: nn.Module, decay: float, weights: Mapping[str, Tensor] | None = None):
-        if not 0 <= decay < 1:
-            raise ValueError(f"--ema_decay {decay}: expected 0 or more, less than 1")
         own = model.state_dict(keep_vars=False)  # the same memory as the model's
         self._weights = {n: v for n, v in own.items() if weights is None or n in weights}
         self.state = {name: value.detach().clone() for name, value in self._weights.items()}
@@ -66,10 +61,8 @@ def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> d
     Integer buffers are taken from the last one.
 
     Raises:
-        ValueError: the series is empty, or `decay` is not in [0, 1).
+        ValueError: the series is empty.
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"--weight_avg_exp {decay}: expected 0 or more, less than 1")
     average: dict[str, Tensor] = {}
     for values in weights:
         for name, value in values.items():

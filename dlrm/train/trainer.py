@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoi
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.config import TrainConfig
-from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, make_capturable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
@@ -76,7 +75,7 @@ class Trainer:
         run: dict[str, Any] | None = None,
         ema: EMA | None = None,
         after_step: Callable[[int], object] = lambda step: None,
-        recorder: Recorder | None = None,
+        recorder: CudaRecorder | None = None,
         pipelines: Pipelines | None = None,
         accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
@@ -91,7 +90,7 @@ class Trainer:
         self._rate_set: float | None = None
         self._schedule_restarts = schedule_restarts
         self.advice = advice or {}
-        self._accumulate = accumulate or partial(one_after_another, task.loss)
+        self._accumulate = accumulate
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
         tables, average = task.table_parameters(), ema.state if ema else {}
@@ -280,7 +279,11 @@ class Trainer:
     def _updated(self, batch: Any) -> Tensor:
         """Does the device's part of a step; returns the loss before the update."""
         parts = self.task.split(batch, self.config.gradient_accumulation_steps)
-        loss = self._accumulate(parts, self.scaler, self._gradients.expect)
+        if self._accumulate is None:
+            gradients = self.scaler.gradients_of(self.task.loss)
+            loss = one_after_another(gradients, parts, self._gradients.expect)
+        else:
+            loss = self._accumulate(parts, self.scaler, self._gradients.expect)
         step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))

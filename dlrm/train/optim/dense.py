@@ -159,12 +159,12 @@ def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerCo
 def _adam(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     eps = config.optimizer_eps or 1e-8
-    return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
+    return make(groups, lr=lr, eps=eps, fused=True)
 
 
 def _lamb(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
-    return Lamb(groups, lr, config.lamb_flavor, config.adam_betas, eps, limit)
+    return Lamb(groups, lr, config.lamb_flavor, eps, limit)
 
 
 def _weights(groups: ParameterGroups) -> Iterator[Tensor]:

@@ -44,7 +44,6 @@ class Lamb(LossScaled, Optimizer):
         groups: weights, or groups of them, with `weight_decay`.
         lr: learning rate, a scalar on the weights' device.
         flavor: one of `LAMB_FLAVORS`.
-        betas: decay rates of the moments.
         max_weight_norm: |w| is clamped to this.
     """
 
@@ -53,11 +52,10 @@ class Lamb(LossScaled, Optimizer):
         groups: Weights,
         lr: Tensor,
         flavor: str = "nvlamb",
-        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         max_weight_norm: float = math.inf,
     ):
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "eps": eps, "weight_decay": 0.0})
         self._rule, self._max_weight_norm = LAMB_FLAVORS[flavor], max_weight_norm
         for group in self.param_groups:
             for weight in group["params"]:
@@ -123,8 +121,8 @@ class Lamb(LossScaled, Optimizer):
             [],
             steps,
             lr=-1.0,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
+            beta1=0.9,
+            beta2=0.999,
             weight_decay=0.0,
             eps=group["eps"],
             amsgrad=False,
