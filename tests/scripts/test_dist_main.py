@@ -372,6 +372,28 @@ def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path,
     assert find_checkpoint(tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_a_hung_rank_ends_all_ranks_with_the_timeout(start, tmp_path):
+    (tmp_path / "hanging.py").write_text(
+        "import datetime, os, time\n"
+        "from dlrm.distributed import world\n"
+        "from dlrm.tasks import recommendation as r\n"
+        "from dlrm.scripts import main\n"
+        "world._TIMEOUT = datetime.timedelta(seconds=5)\n"
+        "loss = r.Recommendation.loss\n"
+        "def hang(self, batch):\n"
+        "    if os.environ['RANK'] == '1':\n"
+        "        time.sleep(20)\n"
+        "    return loss(self, batch)\n"
+        "r.Recommendation.loss = hang\n"
+        "main.start()\n"
+    )
+    job = start(module=tmp_path / "hanging.py")
+    assert job.wait() != 0
+    assert re.search("rank 0 ends, since another rank has gone: .*imed out", job.output())
+    assert 0 not in job.exit_codes()
+
+
 WITH_WRITES = """
 import os, time
 from dlrm.train.checkpoints import writer as checkpoint_writer
