@@ -40,6 +40,7 @@ class Run(NamedTuple):
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
     l2: float = 0.0
+    print_freq: int = 1
 
 
 class Overflowing(Recommendation):
@@ -78,7 +79,7 @@ def trainer_of(world, run, placement=None):
         ),
         schedule=lambda step: 0.05 / step,
         config=TrainConfig(
-            print_freq=1,
+            print_freq=run.print_freq,
             gradient_accumulation_steps=run.accumulate,
             test_freq=3 if run.auc_threshold else None,
             auc_threshold=run.auc_threshold,
@@ -90,7 +91,7 @@ def trainer_of(world, run, placement=None):
             max_grad_norm=run.max_grad_norm,
             counted_elsewhere=task.counted_elsewhere(),
         ),
-        beat=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
+        after_step=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
     )
 
     def asked_to_stop(step):

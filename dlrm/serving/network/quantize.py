@@ -6,31 +6,28 @@ import torch
 from torch import Tensor
 
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.tables.layout import TableParameters
 
 _ROWS_AT_ONCE = 1 << 18
 
 
-def quantize_tables(model: DLRM | Ensemble, precision: str) -> Tensor:
+def quantize_tables(model: DLRM, precision: str) -> Tensor:
     """Returns the rows of all tables, concatenated, float32 or float16 `[rows, dim]`.
 
-    At "fp32" float32 rows are shared, not copied. The rows of an ensemble are those of its members,
-    concatenated. Rows of narrow tables are projected to the width of the interaction.
+    At "fp32" float32 rows are shared, not copied. Rows of narrow tables are
+    projected to the width of the interaction.
 
     Raises:
         ValueError: a value is infinite, or too large for float16; the message names the table.
     """
     assert precision in ("fp32", "fp16"), precision
     dtype = torch.float32 if precision == "fp32" else torch.float16
-    members = members_of(model)
-    parts = [weight.to(dtype) for member in members for weight in _weights(member)]
+    parts = [weight.to(dtype) for weight in _weights(model)]
     tables = parts[0] if len(parts) == 1 else torch.cat(parts)
     rows = model.config.embedding_rows
-    _check_finite(tables, rows * len(members))
-    for member in members:
-        if member.wide is not None and dtype == torch.float16:
-            _check_finite(wide_rows(member).half(), rows)
+    _check_finite(tables, rows)
+    if model.wide is not None and dtype == torch.float16:
+        _check_finite(wide_rows(model).half(), rows)
     return tables
 
 
