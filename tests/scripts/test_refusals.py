@@ -58,7 +58,7 @@ COMMANDS = {
     "dlrm.published.command": (2, ("run", "x"), "--threads=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
-    "dlrm.scripts.doctor": (2, (), "--json=x"),
+    "dlrm.scripts.doctor": (2, (), "--env=x"),
     TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
     LOGS: (2, (), "--seed=x"),
     PARQUET: (2, ("--source=x", "--output=x"), "--held_out=x"),
