@@ -42,8 +42,8 @@ def run(values: Values) -> None:
 def _check_mode(values: Values) -> None:
     if values["no_numeric_log_col"]:
         raise ValueError(
-            "--no_numeric_log_col: logarithms are always taken of logs; dlrm transcode "
-            "--numeric_transform none keeps the numbers of a CSV"
+            "--no_numeric_log_col: logarithms are always taken of logs; dlrm prepare keeps numbers "
+            "whose transform in the schema is none"
         )
     if values["model_size_file"] and values["mode"] != "transform":
         raise ValueError(
