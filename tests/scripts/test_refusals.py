@@ -135,6 +135,17 @@ def test_a_csv_that_is_not_utf_8_names_line_and_character(tmp_path):
     assert "rows.csv, line 2, character 6: not CSV in UTF-8 (byte 0xe9)" in line
 
 
+def test_a_remedy_is_one_that_the_command_has(tmp_path):
+    for label, got in (("", "an empty cell"), ("yes", "'yes'")):
+        (tmp_path / "rows.csv").write_text(f"y,x\n1,2\n{label},3\n")
+        line = prepared(tmp_path / "rows.csv", tmp_path / f"out {label}")
+        assert "(label: {positive: VALUE} in the schema names one that counts as 1), got" in line
+        assert f"got {got}; --bad_lines quarantine" in line
+    (tmp_path / "logs" / "binary_dataset").mkdir(parents=True)
+    line = refused(MAIN, f"--dataset={tmp_path / 'logs'}")
+    assert line.endswith(f"; the dataset is {tmp_path / 'logs' / 'binary_dataset'}")
+
+
 @pytest.mark.parametrize("place", [200, 15])
 def test_a_damaged_gzip_is_named(tmp_path, place):
     rows = b"y,x\n" + b"".join(b"%d,%d\n" % (i % 2, i * 7919 % 997) for i in range(5000))

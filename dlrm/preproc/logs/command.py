@@ -33,9 +33,12 @@ def run(values: Values) -> None:
     try:
         _check_mode(values)
         _MODES[values["mode"]](values)
-    except Exception:
+    except Exception as error:
         if values["debug_mode"]:
             traceback.print_exc()
+        if isinstance(error, FileExistsError):
+            how = "--write_mode overwrite (--overwrite of dlrm prepare)"
+            raise FileExistsError(f"{error}; {how} replaces it") from error
         raise
 
 
