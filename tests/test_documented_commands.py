@@ -238,7 +238,7 @@ def write_adult(folder: Path) -> None:
             f"Own-child, White, Male, {i % 5 * 100}, 0, {30 + i % 20}, United-States, {label}"
         )
     (folder / "adult.data").write_text("\n".join(rows) + "\n")
-    (names,) = re.findall(r"--columns (\S+)", PAGES[0].read_text())
+    (names,) = re.findall(r"echo (age,\S+)", PAGES[0].read_text())
     columns = zip(*(row.split(", ") for row in rows), strict=True)
     numbers = {"age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week"}
     table = {

@@ -37,8 +37,7 @@ class StepConfig:
     mlp_products: str = setting(
         AUTO_PRODUCTS,
         "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes those "
-        "that are faster on processors of this kind (dlrm doctor --tune times both); a "
-        "resumed run keeps its own",
+        "that are faster on processors of this kind; a resumed run keeps its own",
         choices=(AUTO_PRODUCTS, *PRODUCTS),
         topic="Model",
     )
