@@ -148,8 +148,6 @@ def test_every_sample_is_in_one_micro_batch():
     [
         ({}, {}, True),
         ({"dim": 128}, {}, False),
-        ({"dim": 128, "embedding_type": "joint_sparse"}, {}, True),
-        ({"embedding_type": "joint_sparse"}, {}, True),
         ({}, {"embedding_optimizer": "adagrad"}, False),
         ({"embedding_dtype": "bf16"}, {}, False),
         ({}, {"freeze_embeddings": True}, False),
@@ -167,10 +165,9 @@ def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_float32_tables_o
 
 def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatch):
     monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: False)
-    for layout, vary in (("joint_fused", True), ("joint_sparse", False)):
-        trained = task(embedding_type=layout)
-        trained.world = World(device="cuda")
-        assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
+    trained = task()
+    trained.world = World(device="cuda")
+    assert trained.updates_vary(OptimizerConfig("adagrad"))
 
 
 @pytest.fixture
@@ -204,12 +201,12 @@ BF16 = torch.bfloat16
     [
         (5, torch.float32, {"interaction_op": "cat"}),
         (1, BF16, {}),
-        (1, torch.float32, {"embedding_type": "joint", "hash_indices": True}),
-        (5, BF16, {"embedding_type": "multi_table", "interaction_op": "dot"}),
+        (1, torch.float32, {"hash_indices": True}),
+        (5, BF16, {"interaction_op": "dot"}),
         (1, torch.float32, {"embedding_dtype": "bf16"}),
         (1, torch.float32, {"ensemble": 3, "wide": True}),
     ],
-    ids=["bags", "bf16", "joint", "multi_table", "bf16 tables", "packed"],
+    ids=["bags", "bf16", "hashed", "bf16 bags", "bf16 tables", "packed"],
 )
 def test_graphs_give_the_losses_of_eager(hotness, dtype, changes, executions):
     eager = losses(task(own={"dtype": dtype}, **changes), hotness)
@@ -375,7 +372,6 @@ ONE_CALL = [
     {"numerical_embedding": "piecewise"},
     {"hash_indices": True, "max_table_size": 5},
     {"own": {"dtype": torch.bfloat16}, "embedding_dtype": "bf16"},
-    {"embedding_type": "multi_table"},
 ]
 
 

@@ -226,8 +226,6 @@ class CheckpointWriter:
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
-            if part.piece.replicated and self._world.rank:
-                continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
             files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))
             files += [
@@ -346,7 +344,7 @@ class _Place(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        return 4 * (self.piece.width if self.ndim > 1 else 1)
+        return 4 * (self.piece.shape[1] if self.ndim > 1 else 1)
 
     @contextmanager
     def open(self, path: Path) -> Iterator[np.ndarray]:
@@ -356,8 +354,7 @@ class _Place(NamedTuple):
             # Reserve space first: on a full disk, writing to a memory map crashes the process.
             os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
             whole = np.memmap(file, np.float32, "r+", shape=shape)
-            own = whole[slice(*self.piece.rows)]
-            yield own[:, slice(*self.piece.columns)] if self.ndim > 1 else own
+            yield whole[slice(*self.piece.rows)]
             whole.flush()
             os.fsync(file.fileno())
 
