@@ -268,8 +268,8 @@ def _transform(
         dictionaries.append(Dictionary.load(directory, place, size, kind, segments))
         new.append(size - before[place])
         enough = sum(bucket["kept"][place][0] for bucket in merged)
-        if kind != "id" and not any(field.hash_buckets for field in fields):
-            one["forgotten"] += max(enough - new[-1], 0)  # beyond max_ids
+        if fields[0].max_ids is not None and not any(field.hash_buckets for field in fields):
+            one["forgotten"] += max(enough - new[-1], 0)
     crcs = [one["crcs"] for one in made]
     if fitted is not None:
         numbers, encoded = fitted

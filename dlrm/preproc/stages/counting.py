@@ -20,7 +20,7 @@ from dlrm.preproc.stages.encodings import EncodedColumn
 from dlrm.preproc.stages.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
-_BETWEEN = b" & "  # the values of a combination in its text
+BETWEEN = " & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
@@ -44,9 +44,8 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
         Facts as JSON: those of `Source.read`; `rows`, with all three splits, and `positives`;
         `dropped`, rows of no split; `ids` of each split and list field; `labels` with their counts;
         `sums` of each column whose transform needs them; the first and last of the `times`, if
-        there are any; `cells` of each field with encodings: the sums over all training rows, and
-        over those without a value; and the `rejected` rows. The counts of `counted_columns` are in
-        the folder of the job.
+        there are any; `cells` of each field with encodings: the sums over all training rows; and
+        the `rejected` rows. The counts of `counted_columns` are in the folder of the job.
     """
     number, part = item
     rejected: list[Rejected] | None = [] if job.quarantine else None
@@ -156,7 +155,7 @@ class _Counted:
             "ids": self._ids.tolist(),
             "times": self._times,
             "sums": [sums.to_list() for sums in self._sums],
-            "cells": [[cells.totals.tolist(), cells.missing.tolist()] for cells in self._encoded],
+            "cells": [cells.totals.tolist() for cells in self._encoded],
         }
 
     def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
@@ -220,7 +219,7 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
     import pyarrow.compute as pc
 
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    between = pa.scalar(_BETWEEN, pa.large_binary())
+    between = pa.scalar(BETWEEN.encode(), pa.large_binary())
     return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
 
 
@@ -242,12 +241,11 @@ class _EncodedCounts:
 
     Attributes:
         totals: sums over all rows.
-        missing: sums over the rows without a value.
     """
 
     def __init__(self, column: EncodedColumn) -> None:
         self._cells = column.cells
-        self.totals, self.missing = (np.zeros(self._cells.size, np.int64) for _ in range(2))
+        self.totals = np.zeros(self._cells.size, np.int64)
 
     def count(
         self,
@@ -261,7 +259,6 @@ class _EncodedCounts:
         keys, codes = column.distinct(rows)
         cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
         self.totals += cells.sum(axis=0)
-        self.missing += cells[-1]
         there = cells[:-1].any(axis=1)  # excludes keys that occur only in missing rows
         return merge_counts([Counts(keys[there], cells[:-1][there])])
 

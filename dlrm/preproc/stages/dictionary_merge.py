@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.transform.cells import KEYS_OF_NAN
 from dlrm.data.transform.dictionaries import (
     Counts,
     bytes_of_texts,
@@ -30,6 +31,7 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import NUMBER_OR_NAN
 from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
@@ -40,6 +42,7 @@ from dlrm.remote.task_files import read_ranges, shared
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
+_CHECKED_AT_ONCE = 1 << 12  # texts that are compared with numbers: the first ones mostly decide
 
 
 def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
@@ -63,6 +66,10 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
 
 class Known(Protocol):
     """The values of earlier days, to which a bucket's counts are added; can be pickled."""
+
+    @property
+    def sizes(self) -> Sequence[Sequence[int]]:
+        """Returns the sizes of the parts of each column's dictionary, none before the first day."""
 
     def divide(self, bucket: int) -> AbstractContextManager["Divide"]:
         """Returns what divides the columns of a bucket."""
@@ -93,7 +100,7 @@ def merge_bucket(
         known: values of earlier days, of which none is kept.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
-    distinct, kept = [], []
+    distinct, kept, nan, numbers = [], [], [], []
     with ExitStack() as stack:
         divide = None if known is None else stack.enter_context(known.divide(bucket))
         partial = stack.enter_context(staged_file(Path(folder, str(bucket))))
@@ -104,6 +111,8 @@ def merge_bucket(
             if enough is None:
                 enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
             distinct.append(len(merged.keys))
+            nan.append(int(np.isin(merged.keys, KEYS_OF_NAN).sum()))
+            numbers.append(enough.texts is not None and _are_numbers(enough.texts))
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), lengths.nbytes + len(texts)])
@@ -112,7 +121,18 @@ def merge_bucket(
             file.write(lengths.data)
             file.write(texts.data)
         facts = {} if divide is None else divide.facts()
-    return {"distinct": distinct, "kept": kept} | facts
+    return {"distinct": distinct, "kept": kept, "nan": nan, "numbers": numbers} | facts
+
+
+def _are_numbers(texts: Any) -> bool:
+    """Returns whether texts are those of numbers and of NaN alone."""
+    import pyarrow.compute as pc
+
+    parts = (
+        texts.slice(begin, _CHECKED_AT_ONCE) for begin in range(0, len(texts), _CHECKED_AT_ONCE)
+    )
+    pattern = f"^{NUMBER_OR_NAN.pattern}$"
+    return all(pc.all(pc.match_substring_regex(part, pattern)).as_py() for part in parts)
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,6 +175,8 @@ class CountedColumn(NamedTuple):
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
         encoded: the field of encodings.
+        missing: a pattern of texts that turned out to mean "missing": those with NaN in a field
+            whose other values are numbers. None if there are none.
     """
 
     kind: str = "numbers"
@@ -162,6 +184,7 @@ class CountedColumn(NamedTuple):
     most: int | None = None
     bins: int = 0
     encoded: EncodedColumn | None = None
+    missing: str | None = None
 
     @property
     def width(self) -> int:
@@ -218,6 +241,8 @@ def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
     encoded = job.columns[column].encoded
     assert encoded is not None
     size = sum(kept[column][0] for kept in job.kept)
+    if job.columns[column].missing:
+        size = sum(len(keys) for keys, *_ in _merged(column, job))
     parts = ((keys, counts) for keys, counts, _ in _merged(column, job))
     facts = fit_encodings(encoded, size, parts, job.transform, job.lookups)
     keys = np.load(Path(job.transform, f"encoded_keys_{encoded.place}.npy"))
@@ -428,6 +453,7 @@ class _Values:
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
     is_text, width = job.columns[column].kind == "texts", job.columns[column].width
+    missing = job.columns[column].missing
     for (entries, text_bytes), content in zip(
         (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
     ):
@@ -436,7 +462,16 @@ def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, 
         if job.columns[column].encoded is not None:
             counts = counts.reshape(entries, width // 8 - 1)
         place = width * entries, text_bytes - 4 * entries
-        yield keys, counts, texts_of(content, entries, *place) if is_text else None
+        values = Counts(keys, counts, texts_of(content, entries, *place) if is_text else None)
+        yield values if missing is None else values.take(~_are_missing(values, missing))
+
+
+def _are_missing(values: Counts, missing: str) -> np.ndarray:
+    if values.texts is None:
+        return np.isin(values.keys, KEYS_OF_NAN)
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(values.texts, missing).to_numpy(zero_copy_only=False)
 
 
 def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:

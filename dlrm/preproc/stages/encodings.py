@@ -25,7 +25,6 @@ class EncodedColumn(NamedTuple):
         fields: field of each encoding's numbers.
         cells: the sums over training rows.
         totals: sums over all training rows; none while rows are counted.
-        missing: sums over those without a value.
     """
 
     place: int
@@ -33,7 +32,6 @@ class EncodedColumn(NamedTuple):
     fields: Sequence[NumericalField]
     cells: EncodingSums
     totals: Sequence[int] = ()
-    missing: Sequence[int] = ()
 
 
 def fit_encodings(
@@ -55,7 +53,7 @@ def fit_encodings(
     totals = np.array(column.totals, np.int64)
     collected = list(map(_Numbers, column.fields))
     none, no_key = np.zeros((1, cells.size), np.int64), np.empty(0, np.uint64)
-    missing = np.array([column.missing], np.int64)
+    missing = totals.copy()[None]  # less those of all values
     with ExitStack() as stack:
         names = [f"encoded_{name}_{column.place}.npy" for name in ("keys", "values")]
         keys_file, values_file = (
@@ -68,6 +66,8 @@ def fit_encodings(
             folds_file = _array_file(stack, path, (size + 2, cells.folds), "D")
         for keys, counts in chain([(no_key, none)], parts, [(no_key, missing)]):
             values, by_fold = cells.encode(column.encodings, counts, totals)
+            if counts is not missing:
+                missing -= counts.sum(axis=0)
             keys_file.write(keys.tobytes())
             values_file.write(values.tobytes())
             if folds_file is not None and by_fold is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.sources.text_format import TextFormat
@@ -92,7 +93,8 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     divider = Divider(options.division, options.schema, num_rows, inputs.splits)
     lookups = lookups_of_parent(run)
     known = None if lookups is None else (str(run.growth.parent.transform), str(lookups))
-    source = TableSource(options.schema, divider.columns, known)
+    fitted = str(run.work.output / layout.TRANSFORM)
+    source = TableSource(options.schema, divider.columns, known, fitted)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]
