@@ -7,7 +7,6 @@ from dlrm.distributed.collectives import (
     check_same,
     from_first,
     gather,
-    gather_rows,
     gather_to_first,
 )
 from dlrm.distributed.exchange import exchange
@@ -34,7 +33,6 @@ __all__ = [
     "exchange",
     "from_first",
     "gather",
-    "gather_rows",
     "gather_to_first",
     "join_world",
     "launch",

@@ -50,7 +50,7 @@ def _schema(source: Path, first: Path) -> Schema:
     ids = [column.name for column in columns if types.is_integer(column.type)]
     if other := {column.name for column in columns}.difference(numerical, ids):
         raise ValueError(f"{first}: column {min(other)}: expected floating-point numbers or ids")
-    sizes = [None] * len(ids)
+    sizes: list[int] | list[None] = [None] * len(ids)
     if (source / names.MODEL_SIZE).is_file() and len(sizes := read_model_size(source)) != len(ids):
         raise ValueError(f"{source / names.MODEL_SIZE}: expected {len(ids)} tables")
     return Schema(

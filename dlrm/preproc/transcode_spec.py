@@ -34,8 +34,9 @@ def read_csv_spec(path: Path) -> tuple[Schema, dict[str, list[dict[str, Any]]]]:
     for split, chunks in splits.items():
         where = f"{path}: source_spec {split}"
         for chunk in chunks if isinstance(chunks, list) else [chunks]:
-            lists = isinstance(chunk, dict) and [chunk.get("features"), chunk.get("files")]
-            if not lists or chunk.get("type") != "csv" or not all(map(is_list_of_text, lists)):
+            known = chunk if isinstance(chunk, dict) else {}
+            named = [known.get("features"), known.get("files")]
+            if known.get("type") != "csv" or not all(map(is_list_of_text, named)):
                 expected = "expected chunks of type csv with features and files"
                 raise ValueError(f"{where}: {expected}, got {brief(chunk)}")
             for name in chunk["files"]:

@@ -35,8 +35,10 @@ from dlrm.settings import setting
 OK, ABSENT, SLOW, BROKEN = "ok", "absent", "slow", "broken"
 MEANINGS = {OK: "as it should be", ABSENT: "only the parts that it names need it"}
 MEANINGS |= {SLOW: "works, but costs time", BROKEN: "training cannot run"}
-REQUIRED = ("torch>=2.11", "numpy>=1.26", "absl-py>=2.0", "PyYAML>=6.0", "Jinja2>=3.1.2")
-REQUIRED += ("safetensors>=0.4.5", "tqdm>=4.65")
+REQUIRED = (
+    *("torch>=2.11", "numpy>=1.26", "absl-py>=2.0", "PyYAML>=6.0", "Jinja2>=3.1.2"),
+    *("safetensors>=0.4.5", "tqdm>=4.65"),
+)
 OPTIONAL = {  # and what lacks without it
     "pyspark>=4,<5": "no preprocessing of raw logs with Spark",
     "pyarrow>=25": "no preprocessing of tables and .zst files",
@@ -93,8 +95,10 @@ def _page(results: list[Result]) -> str:
     for one in results:
         starts = f"{one.state:<7} {one.name:<17} ", f"{'':<25} costs: "
         for start, text in zip(starts, (one.value, one.cost), strict=True):
-            indents = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-            lines += textwrap.wrap(text, width, break_on_hyphens=False, **indents)
+            rest = " " * len(start)
+            lines += textwrap.wrap(
+                text, width, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+            )
         lines += [f"{'':<25} fix:   {one.fix}"] * bool(one.fix)  # not wrapped, for copying
     used = [state for state in MEANINGS if any(one.state == state for one in results)]
     lines += ["", *(f"{state:<7} {MEANINGS[state]}" for state in used), ""]

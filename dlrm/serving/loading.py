@@ -34,7 +34,6 @@ _OF_FIELDS = {
     "table_poolings": "poolings",
     "field_tables": "field tables",
     "field_targets": "targets",
-    "field_dims": "embedding dims",
 }
 _ATTEMPTS = 100  # to load a checkpoint that is being replaced again and again
 

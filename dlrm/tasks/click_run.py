@@ -22,7 +22,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
-from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
+from dlrm.model.config import ARCHITECTURE, DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
@@ -123,7 +123,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]))
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             if self.trains:  # these are in the fingerprint that a resumed run compares
@@ -210,12 +210,7 @@ class ClickRun(Run):
             "schedule": schedule.rates(num_steps, len(train)),
             "schedule_restarts": self.values["continue_lr"] == REWARM,
             "config": config.train,
-            "scaler": loss_scaler(
-                config.precision,
-                self.world.device,
-                config.step.max_grad_norm,
-                counted_elsewhere=task.counted_elsewhere(),
-            ),
+            "scaler": loss_scaler(config.precision, self.world.device, config.step.max_grad_norm),
             "recorder": task.recorder,
             "ema": self._ema(),
             "advice": advice(config, task, self.can_be_recorded),
@@ -291,9 +286,6 @@ class _Opening:
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),
             )
-            field_dims = _said(self.known, "embedding dims", whole.train.field_dims)
-            names, poolings = whole.train.categorical_names, whole.train.poolings
-            check_dims(names, field_dims, poolings, self.values["embedding_dim"])
             architecture = self.values.config(
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
@@ -301,7 +293,6 @@ class _Opening:
                 table_poolings=_said(self.known, "poolings", whole.train.poolings),
                 field_tables=_said(self.known, "field tables", whole.train.field_tables),
                 field_targets=_said(self.known, "targets", whole.train.targets),
-                field_dims=field_dims,
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture)
@@ -313,7 +304,7 @@ class _Opening:
         if self.config.step.cuda_graphs:
             unrecorded = _why_not_recorded(self.values, world, read)
         with agreed(world, *USER_ERRORS):
-            task = self._task(architecture, unrecorded, placement)
+            task = self._task(architecture, unrecorded)
             told_by = fingerprint(read)
             self._choose_products(task)
         transform = fitted / layout.TRANSFORM if fitted else None
@@ -406,25 +397,10 @@ class _Opening:
             raise ValueError(
                 f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
             )
-        elif architecture.embedding_type not in FUSED_TYPES:
-            raise ValueError(
-                f"--table_files {files} needs --embedding_type joint_fused, got "
-                f"{architecture.embedding_type}"
-            )
 
-    def _task(
-        self,
-        architecture: DLRMConfig,
-        unrecorded: str | None,
-        placement: Placement,
-    ) -> Recommendation:
+    def _task(self, architecture: DLRMConfig, unrecorded: str | None) -> Recommendation:
         config, world, step = self.config, self.world, self.config.step
-        recorded, kind = step.cuda_graphs and unrecorded is None, architecture.embedding_type
-        if recorded and self.trains and kind not in FUSED_TYPES:
-            raise ValueError(
-                f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
-                "torch's optimizers of sparse gradients wait for the GPU at every step"
-            )
+        recorded = step.cuda_graphs and unrecorded is None
         return Recommendation(
             architecture,
             world,
@@ -434,7 +410,6 @@ class _Opening:
             optimized_mlp=step.optimized_mlp,
             recorder=CudaRecorder(world.device) if recorded else None,
             has_clicks=config.data.has_clicks,
-            placement=placement,
             files=step.table_files,
         )
 

@@ -55,9 +55,8 @@ class StepConfig:
     table_files: str | None = setting(
         None,
         "Directory, on a fast local disk, for files of the tables and of their optimizer's state, "
-        "which the operating system keeps in memory as far as there is room; CPU only, needs "
-        "--embedding_type joint_fused. The results are the same, bit for bit. The files go with "
-        "the process",
+        "which the operating system keeps in memory as far as there is room; CPU only. The "
+        "results are the same, bit for bit. The files go with the process",
         topic="Tables larger than memory",
         resumable=True,
     )

@@ -46,12 +46,11 @@ class Footprint:
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
         values = state = 0
+        dims = [self.config.embedding_dim] + [1] * self.config.wide
         for piece in pieces:
-            values += piece.num_bytes()
-            state += piece.num_rows * self._state_bytes(piece.width)
-            if self.config.wide and piece.columns[0] == 0:
-                values += piece.of_one_column().num_bytes()
-                state += piece.num_rows * self._state_bytes(1)
+            for dim in dims:
+                values += piece.num_rows * 4 * dim
+                state += piece.num_rows * self._state_bytes(dim)
         return values, state
 
     def _state_bytes(self, dim: int) -> int:

@@ -112,8 +112,7 @@ class LossScaler:
             # Check only their maximum: they are many, and the check writes what it reads.
             self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
         if self.max_grad_norm is not None:
-            own = _gradients(optimizers, self._counted_elsewhere)
-            counted = [_summed_rows(grad) for grad in own if grad.is_sparse]
+            counted = [_summed_rows(grad) for grad in rows]
             if counted:
                 squares.copy_(torch.nn.utils.get_total_norm(counted).square())
         return numbers
@@ -153,7 +152,7 @@ class LossScaler:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
-            elif not found_inf.item():  # torch's sparse optimizers cannot skip on the device
+            elif not found_inf.item():  # an optimizer that cannot skip on the device
                 for grad in _gradients([optimizer]):
                     _values(grad).div_(scale)
                 optimizer.step()

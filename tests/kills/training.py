@@ -50,7 +50,7 @@ class Clicks:
 
     table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
     categorical_names, one_id_each = ["a", "b", "c"], True
-    poolings = field_tables = targets = field_dims = None
+    poolings = field_tables = targets = None
 
     def __init__(self, num_batches, seed):
         self._num_batches, self._seed = num_batches, seed

@@ -14,7 +14,6 @@ from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.scripts.tune.space import default_space
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.optim.config import OptimizerConfig
@@ -50,19 +49,10 @@ def weights(folder):
     return [file.read_bytes() for file in files]
 
 
-def test_it_knows_shared_tables_and_widths():
-    shared = FEW._replace(field_tables=(0, 1, 0, 2), widest=12)
+def test_it_knows_shared_tables():
+    shared = FEW._replace(field_tables=(0, 1, 0, 2))
     assert str(shared).endswith("4 categorical fields in 3 tables")
     assert "tables" not in str(FEW)
-    widths = {0: 16, 12: 16, 24: 24}
-    for widest, dim in widths.items():
-        facts = FEW._replace(widest=widest)
-        assert auto(facts)["embedding_dim"] == auto(facts)["bottom_mlp_sizes"][-1] == dim
-        assert auto(facts, {"embedding_dim": 8})["embedding_dim"] == 8  # refused by name later
-    searched = [
-        default_space(FEW._replace(widest=widest))["embedding_dim"] for widest in (0, 12, 48)
-    ]
-    assert searched == [[8, 16, 32], [16, 32], [48]]
 
 
 def test_printed_flags_and_the_python_api_train_the_same_model(train, dataset, tmp_path, capsys):
@@ -104,7 +94,6 @@ GIVEN = [
     {"warmup_steps": 5000},
     {"schedule": "nvidia"},
     {"schedule": "cosine", "warmup_unit": "epochs"},
-    {"embedding_type": "joint"},
     {"embedding_optimizer": "sgd", "lr": 300.0},
     {"freeze_embeddings": True, "freeze_mlps": True},
     {"numerical_embedding": "none"},
@@ -124,7 +113,6 @@ def test_what_was_given_stays_and_the_rest_fits(given, dataset):
     ("given", "left_out"),
     [
         ({"cuda_graphs": True}, {"embedding_l2"}),
-        ({"embedding_type": "joint_sparse"}, {"embedding_l2"}),
         ({"numerical_embedding": "none"}, {"numerical_bins"}),
     ],
 )

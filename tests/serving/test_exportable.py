@@ -117,7 +117,6 @@ def assert_close(found, expected, tolerance=1e-5):
     "others",
     [
         {},
-        {"embedding_type": "multi_table"},
         {"embedding_dtype": "bf16"},
         {"top_mlp_sizes": (1,)},
         {"hash_indices": True, "max_table_size": 20},

@@ -10,29 +10,20 @@ from dlrm.distributed import OtherRankError
 from dlrm.train.log import StoppedError
 
 pytestmark = pytest.mark.long
-NATIVE = [("joint_fused", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")]
-TORCH = [
-    (layout, kind)
-    for layout in ("joint_sparse", "joint", "multi_table")
-    for kind in ("sgd", "adagrad", "adam")
-]
-
-
-ONE_A_LAYOUT = [("joint_fused", "adam"), ("joint_sparse", "sgd"), ("multi_table", "adagrad")]
 
 
 def cases():
     """Yields all combinations; those of every optimizer with other placements are slow."""
     for size, balance in itertools.product((2, 3, 4), ("balanced", "nvidia")):
-        for layout, optimizer in NATIVE + TORCH:
-            is_quick = (size, balance) == (3, "balanced") or (layout, optimizer) in ONE_A_LAYOUT
+        for optimizer in ("sgd", "adagrad", "row_wise_adagrad", "adam"):
+            is_quick = (size, balance) == (3, "balanced") or optimizer == "adam"
             marks = () if is_quick else pytest.mark.slow
-            yield pytest.param(size, balance, layout, optimizer, marks=marks)
+            yield pytest.param(size, balance, optimizer, marks=marks)
 
 
-@pytest.mark.parametrize(("size", "balance", "layout", "optimizer"), cases())
-def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layout, optimizer):
-    check(ranks, size, Run(layout, optimizer, balance))
+@pytest.mark.parametrize(("size", "balance", "optimizer"), cases())
+def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, optimizer):
+    check(ranks, size, Run(optimizer, balance))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -41,7 +32,6 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layou
     [
         Run(embedding_dtype="bf16"),
         Run(hotness=4),
-        Run("multi_table", hotness=4),
         Run(parts=(("interaction_op", "cat"),)),
         Run(accumulate=2),
         Run(accumulate=3, hotness=4),
@@ -49,8 +39,7 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layou
         Run(rows=BATCH * 3 + 1),  # a last batch of one sample
         Run(optimizer="adam", rows=BATCH * 3 + 1),
         *(Run(optimizer=kind, parts=(("wide", True),)) for kind in ("sgd", "adam")),
-        Run("multi_table", hotness=4, parts=(("wide", True),)),
-        Run("joint_fused", "adam", accumulate=2, parts=(("wide", True),)),
+        Run("adam", accumulate=2, parts=(("wide", True),)),
         Run(embedding_dtype="bf16", parts=(("wide", True), ("numerical_embedding", "piecewise"))),
         Run(parts=(("numerical_embedding", "piecewise"), ("numerical_bins", 4))),
         Run(parts=(("interaction_op", "cuda_dot,dcn"), ("cross_rank", 3), ("wide", True))),
@@ -60,7 +49,6 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layou
         Run(optimizer="adam", parts=(("ensemble", "dot,quadratic"), ("wide", True))),
         Run(l2=0.1, accumulate=2, parts=(("wide", True),)),
         Run(optimizer="adam", l2=0.1, hotness=4),
-        Run(optimizer="adam", accumulate=2, parts=(("field_dims", (2, None, 4)), ("wide", True))),
         Run(optimizer="adagrad", l2=0.1, embedding_dtype="bf16"),
     ],
     ids=str,

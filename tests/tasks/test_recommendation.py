@@ -146,8 +146,6 @@ def test_every_sample_is_in_one_micro_batch():
     [
         ({}, {}, True),
         ({"dim": 128}, {}, False),
-        ({"dim": 128, "embedding_type": "joint_sparse"}, {}, True),
-        ({"embedding_type": "joint_sparse"}, {}, True),
         ({}, {"embedding_optimizer": "adagrad"}, False),
         ({"embedding_dtype": "bf16"}, {}, False),
         ({}, {"freeze_embeddings": True}, False),
@@ -165,10 +163,9 @@ def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_float32_tables_o
 
 def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatch):
     monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: False)
-    for layout, vary in (("joint_fused", True), ("joint_sparse", False)):
-        trained = task(embedding_type=layout)
-        trained.world = World(device="cuda")
-        assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
+    trained = task()
+    trained.world = World(device="cuda")
+    assert trained.updates_vary(OptimizerConfig("adagrad"))
 
 
 def test_dropout_is_drawn_in_training_and_not_in_tests():
@@ -278,7 +275,6 @@ ONE_CALL = [
     {"numerical_embedding": "piecewise"},
     {"hash_indices": True, "max_table_size": 5},
     {"own": {"dtype": torch.bfloat16}, "embedding_dtype": "bf16"},
-    {"embedding_type": "multi_table"},
 ]
 
 

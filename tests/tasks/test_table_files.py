@@ -162,7 +162,7 @@ def losses_of(world, folder, mapped):
     config, chosen = DLRMConfig(SIZES, 4, 8, **mlps, wide=True), OptimizerConfig("adagrad", "sgd")
     files = str(folder / "files") if mapped else None
     task = Recommendation(config, world, seed=5, files=files)
-    assert any(not piece.has_all_rows for piece in task.model.placement.pieces)
+    assert not task.model.placement.is_whole
     optimizers = task.optimizers(chosen)
     set_learning_rate(optimizers, 0.1)
     shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))

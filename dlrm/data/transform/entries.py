@@ -23,7 +23,7 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     "header": (bool, None),
     **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets"), (int,)),
-    **dict.fromkeys(("cardinality", "embedding_dim", "max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),

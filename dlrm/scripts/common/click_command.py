@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +191,9 @@ def _describe(run: ClickRun) -> Line:
     task, datasets, world = run.task, run.whole, run.world
     config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
     sizes = config.embedding_rows
-    rows, values = sum(sizes), sum(map(mul, sizes, config.table_dims))
+    rows = sum(sizes)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
-    weights = dense + values + rows * config.wide
+    weights = dense + rows * (config.embedding_dim + config.wide)
     splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
     shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     device = world.device

@@ -17,7 +17,6 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.mlp import without_norms
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.model.score import Score
-from dlrm.serving.network.quantize import wide_rows
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
 
@@ -281,7 +280,7 @@ def _wide_weights(model: DLRM, tables: Tensor) -> Tensor:
     """Returns the weight of each id, `[rows, 1]`: float32 for float32 tables, otherwise float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
-    weights = wide_rows(model)
+    weights = model.wide.weight.detach()
     return weights if tables.dtype == torch.float32 else weights.half()
 
 

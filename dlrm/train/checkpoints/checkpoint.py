@@ -256,9 +256,8 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
         _refuse_not_finite(f"{file}: {name}", tensor)
     for part in parameters.table_parts():
         rows = saved.tables[part.table]
-        row, column = part.piece.rows[0], part.piece.columns[0]
         for first, block in _blocks(rows, part):
-            _refuse_not_finite(f"{rows.path}: row", block, (row + first, column))
+            _refuse_not_finite(f"{rows.path}: row", block, (part.piece.rows[0] + first, 0))
 
 
 def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
@@ -345,7 +344,7 @@ def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | No
         if low is None:
             rows[own] = block.view_as(rows[own])
         else:
-            rows[own], low[own] = split_float32(block.contiguous())
+            rows[own], low[own] = split_float32(block)
 
 
 def _blocks(saved: SavedRows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
@@ -353,6 +352,4 @@ def _blocks(saved: SavedRows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
     first, end = part.piece.rows
     for begin in range(first, end, _ROWS_AT_ONCE):
         block = torch.from_numpy(saved.part(begin, min(_ROWS_AT_ONCE, end - begin)))
-        if saved.dim > 1:
-            block = block[:, slice(*part.piece.columns)]
         yield begin - first, block

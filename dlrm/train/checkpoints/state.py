@@ -29,7 +29,7 @@ class TablePart(NamedTuple):
     Attributes:
         begin: the first of its rows that belong to this table.
         end: the row after the last.
-        piece: the rows and columns of the table that these are.
+        piece: the rows of the table that these are.
     """
 
     table: int

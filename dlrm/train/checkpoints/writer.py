@@ -125,8 +125,6 @@ class CheckpointWriter:
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
-            if part.piece.replicated and self._world.rank:
-                continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
             files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))
             files += [
@@ -201,8 +199,6 @@ class _Rows:
             os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
             whole = np.memmap(file, np.float32, "r+", shape=shape)
             target = whole[slice(*self.piece.rows)]
-            if target.ndim > 1:
-                target = target[:, slice(*self.piece.columns)]
             for begin, block in self._blocks():
                 target[begin : begin + len(block)] = block
             whole.flush()

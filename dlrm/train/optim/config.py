@@ -25,7 +25,7 @@ class OptimizerConfig:
     embedding_l2: float = setting(
         0.0,
         "L2 regularization of the embedding tables: the optimizer adds this / 2 * (sum of their "
-        "squares) to the mean loss of every step; needs --embedding_type joint_fused",
+        "squares) to the mean loss of every step",
         least=0,
     )
     embedding_l2_mode: str = setting(

@@ -21,25 +21,18 @@ from dlrm.train.optim.config import OptimizerConfig
 
 pytestmark = pytest.mark.long
 SIZES = (50, 7, 200)
-KINDS = [
-    ("joint_fused", "adagrad", "fp32"),
-    ("joint_fused", "adam", "fp32"),
-    ("joint_fused", "row_wise_adagrad", "bf16"),
-    ("multi_table", "adam", "fp32"),
-    ("joint_sparse", "adagrad", "fp32"),
-]
+KINDS = [("adagrad", "fp32"), ("adam", "fp32"), ("row_wise_adagrad", "bf16")]
 
 
 def parameters(world, kind, placement="balanced", trained=True):
     """A model and optimizers after a few updates, which depend on tables, not placement."""
-    layout, optimizer, dtype = kind
+    optimizer, dtype = kind
     config = DLRMConfig(
         SIZES,
         4,
         8,
         bottom_mlp_sizes=(8,),
         top_mlp_sizes=(4, 1),
-        embedding_type=layout,
         embedding_dtype=dtype,
         placement=placement,
     )
