@@ -234,7 +234,8 @@ def test_a_step_that_outlives_its_command_keeps_others_out(root):
 
 @pytest.mark.slow
 def test_the_regularization_of_the_recipe_falls_with_the_rows_of_all_days(tmp_path):
-    simulate(Simulation(rows=40_000, days=2, num_numerical=1, num_categorical=1), tmp_path / "logs")
+    shape = {"num_numerical": 1, "num_categorical": 1, "missing": 0.0}
+    simulate(Simulation(rows=40_000, days=2, **shape), tmp_path / "logs")
     (tmp_path / "schema.yaml").write_text(
         'label: 0\nformat: {delimiter: "\\t"}\nnumerical: [{column: 1, type: decimal}]\n'
         "categorical: [{column: 2, type: hexadecimal, frequency_limit: 2}]\n"
