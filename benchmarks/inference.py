@@ -5,10 +5,10 @@
     python benchmarks/inference.py --served [--workload small]
 
 In process: eager is plain torch, in the trained network's own layout; native has this package's
-operators; onnx is the default runtime of the server, and int8 the same with quantized tables. The
-limit is the time of the MLPs' matrix products alone in torch. All take turns, a batch each, and
-medians are compared. On a GPU only eager and native run, the batch is on the GPU beforehand, and
-the clock waits for each result. Weights and ids are random: time does not depend on them.
+operators; onnx is the default runtime of the server. The limit is the time of the MLPs' matrix
+products alone in torch. All take turns, a batch each, and medians are compared. On a GPU only eager
+and native run, the batch is on the GPU beforehand, and the clock waits for each result. Weights and
+ids are random: time does not depend on them.
 
 Served: a model is trained for a step and exported, once with dynamic batching and once without;
 nvidia-pytriton's server gets gRPC requests from `triton/client.py`.
@@ -70,7 +70,7 @@ def in_process(arguments: argparse.Namespace) -> None:
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, load of the machine before:"
         f" {os.getloadavg()[0]:.1f}; milliseconds, and how many times as fast as eager\n"
     )
-    others = ("torchscript", "onnx", "int8") if arguments.device == "cpu" else ()
+    others = ("torchscript", "onnx") if arguments.device == "cpu" else ()
     names = (PEER, "native", *others, "matrix products")
     print(f"| workload | batch | {' | '.join(names)} |")
     print("|---|---" + "|---" * len(names) + "|")
@@ -109,11 +109,8 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
         return native
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
-    for name, platform, precision in (
-        *(("onnx", "onnx", "fp32"), ("int8", "onnx", "int8")),
-        ("torchscript", "ts-trace", "fp32"),
-    ):
-        exported = ExportableDLRM(model, quantize_tables(model, precision)).eval()
+    for name, platform in (("onnx", "onnx"), ("torchscript", "ts-trace")):
+        exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
         (directory / name).mkdir()
         PLATFORMS[platform].write(exported, example, directory / name)
         scores[name] = PLATFORMS[platform].open(directory / name)

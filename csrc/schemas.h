@@ -63,11 +63,6 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " float eps=1e-8, float l2=0.0, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? "
       "grad_scale=None,"
       " Tensor? found_inf=None) -> ()");
-  m.def(
-      "row_ftrl_(Tensor(a!) weight, Tensor(b!) z, Tensor(c!) n, Tensor rows, Tensor grad,"
-      " Tensor lr, *, float beta=1.0, float l1=0.0, float ridge=0.0, float l2=0.0,"
-      " Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
-      " Tensor? found_inf=None) -> ()");
   // Adam of dense weights; see cpu/dense_adam.cpp. `steps` are the numbers of updates so far.
   m.def(
       "dense_adam_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] exp_avgs,"

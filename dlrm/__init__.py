@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from dlrm.api.training import fit as fit
     from dlrm.api.updating import update as update
     from dlrm.data.transform.schema import Schema as Schema
-    from dlrm.model.layers.own import (
-        register_interaction as register_interaction,
-        register_numerical_embedding as register_numerical_embedding,
-        register_top_mlp as register_top_mlp,
-    )
     from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"
@@ -58,9 +53,6 @@ _LAZY = {
     "Schema": "dlrm.data.transform.schema",
     "fit": "dlrm.api.training",
     "load": "dlrm.serving.loading",
-    "register_interaction": "dlrm.model.layers.own",
-    "register_numerical_embedding": "dlrm.model.layers.own",
-    "register_top_mlp": "dlrm.model.layers.own",
     "update": "dlrm.api.updating",
 }
 _MISSING = {"Classifier"} if importlib.util.find_spec("sklearn") is None else set()

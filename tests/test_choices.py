@@ -11,7 +11,6 @@ from dlrm.data.transform import fields
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS
 from dlrm.ops import library as products
 from dlrm.scripts.checkpoint import flags as checkpoint
 from dlrm.scripts.common.dlrm_flags import RUNTIMES
@@ -23,7 +22,7 @@ from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVORS
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
@@ -31,14 +30,12 @@ NAMES = {
         choices.INTERACTION_NAMES,
         (*INTERACTIONS, choices.DCN, choices.QUADRATIC),
     ),
-    "numerical embeddings": (choices.NUMERICAL_KINDS, ("none", *NUMERICAL_EMBEDDINGS)),
     "poolings of operators": (choices.POOLINGS, ops.POOLINGS),
     "poolings of datasets": (choices.POOLINGS, bags.POOLINGS),
     "bins": ((choices.MAX_BINS,), (fields.MAX_BINS,)),
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
     "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
-    "optimizers of wide terms": (optim.WIDE_OPTIMIZER_NAMES, WIDE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
     "kinds of tables": (data.TABLE_KINDS, KINDS),

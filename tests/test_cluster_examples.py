@@ -20,14 +20,10 @@ SPARK = yaml.safe_load((FOLDER / "prepare.sparkapplication.yaml").read_text())["
 WORKER = JOB["pytorchReplicaSpecs"]["Worker"]
 POD = WORKER["template"]["spec"]
 (CONTAINER,) = POD["containers"]
-# A fake of srun: two tasks on this machine, with its variables.
-SRUN = """#!/bin/bash
+# A fake of srun: one torchrun of two processes on this machine.
+SRUN = f"""#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
-export SLURM_NTASKS=2 SLURM_NODELIST=localhost SLURM_JOB_ID=$$ SLURM_STEP_ID=0
-for i in 0 1; do
-  SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & tasks[i]=$!
-done
-wait "${tasks[0]}" && wait "${tasks[1]}"
+exec {shlex.quote(sys.executable)} -m torch.distributed.run "${{@:2}}" {shlex.join(TRAINING)}
 """
 
 
@@ -91,10 +87,9 @@ def program(path, text):
 @pytest.mark.slow
 def test_the_script_for_slurm_trains_and_goes_on(shared):
     program(shared / "bin" / "srun", SRUN)
-    reduced = shlex.join(TRAINING)
-    run = f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -m dlrm "$@" {reduced}\n'
-    program(shared / "bin" / "dlrm", run)
+    program(shared / "bin" / "scontrol", "#!/bin/bash\necho localhost\n")
     where = {"DATASET": str(shared / "dataset"), "RUN": str(shared / "run")}
+    where |= {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_ID": "7"}
     assert "no checkpoint in" in execute(["bash", FOLDER / "train.sbatch"], shared, **where)
     assert "resumed from" in execute(["bash", FOLDER / "train.sbatch"], shared, **where)
 

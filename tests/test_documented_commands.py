@@ -132,9 +132,7 @@ def run(statement: str, folder: Path) -> None:
             _, name, *arguments = words
         else:
             name, arguments = ROOT / words[0], words[1:]
-        curves = "--plot" in arguments
-        options = {"cwd": folder, "env": environment(), "timeout": 600, "curves": curves}
-        done = forked.run(name, *arguments, **options)
+        done = forked.run(name, *arguments, cwd=folder, env=environment(), timeout=600)
     else:
         if "torchrun" in statement:
             statement = shlex.join(reduced(shlex.split(statement, comments=True)))

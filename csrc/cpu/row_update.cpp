@@ -39,13 +39,6 @@ struct AdamRule {
   float* exp_avg_sq;
   float step_size, beta1, beta2, eps;  // step_size = lr * sqrt(1 - beta2^step) / (1 - beta1^step)
 };
-template <typename Weight>
-struct FtrlRule {
-  Weight weight;
-  float* z;
-  float* n;
-  float inverse_rate, beta, l1, ridge;
-};
 
 }  // namespace
 }  // namespace dlrm
@@ -151,26 +144,6 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
   });
 }
 
-void row_ftrl(Tensor weight, Tensor z, Tensor n, const Tensor& rows, const Tensor& grad,
-              const Tensor& lr, double beta, double l1, double ridge, double l2,
-              std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
-              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_ftrl_", weight, low, rows, grad, table_sizes);
-  inputs.check_state("z", z, inputs.dim);
-  inputs.check_state("n", n, inputs.dim);
-  const double rate = scalar(inputs.name, "lr", lr);
-  dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
-    const FtrlRule<Weight> rule{data,
-                                z.mutable_data_ptr<float>(),
-                                n.mutable_data_ptr<float>(),
-                                static_cast<float>(1 / rate),
-                                static_cast<float>(beta),
-                                static_cast<float>(l1),
-                                static_cast<float>(ridge)};
-    update(inputs, rule, l2, grad_scale, found_inf);
-  });
-}
-
 }  // namespace
 }  // namespace dlrm
 
@@ -179,5 +152,4 @@ STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("row_adagrad_", TORCH_BOX(&dlrm::row_adagrad));
   m.impl("row_wise_adagrad_", TORCH_BOX(&dlrm::row_wise_adagrad));
   m.impl("row_adam_", TORCH_BOX(&dlrm::row_adam));
-  m.impl("row_ftrl_", TORCH_BOX(&dlrm::row_ftrl));
 }

@@ -88,43 +88,6 @@ DLRM_INLINE void update_row(const AdamRule<Weight>& rule, int64_t row, const flo
   });
 }
 
-// `v` with the sign of `of`, for v >= 0.
-DLRM_INLINE Vec with_sign(Vec v, Vec of) { return (Vec)((Bits)v | ((Bits)of & 0x80000000)); }
-DLRM_INLINE Vec chosen(SignedBits mask, Vec v, Vec otherwise) {
-  return (Vec)(((SignedBits)v & mask) | ((SignedBits)otherwise & ~mask));
-}
-
-// An element without a gradient so far, whose n is 0, starts with the z that its value follows
-// from. sigma, (sqrt(n + g^2) - sqrt(n)) / lr, is computed without the difference.
-template <typename Weight>
-DLRM_INLINE void update_row(const FtrlRule<Weight>& rule, int64_t row, const float* grad,
-                            int64_t dim) {
-  const Weight weight = rule.weight + row * dim;
-  float* z_row = rule.z + row * dim;
-  float* n_row = rule.n + row * dim;
-  const Vec inverse_rate = broadcast(rule.inverse_rate), beta = broadcast(rule.beta);
-  const Vec l1 = broadcast(rule.l1), ridge = broadcast(rule.ridge), none = zero();
-  const Vec least = broadcast(1e-30f);
-  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    const Vec gradient = load(grad + i), value = load(weight + i, part);
-    Vec n = load(n_row + i, part);
-    const Vec before = square_root(n), square = gradient * gradient;
-    const Vec start =
-        value * (beta * inverse_rate + ridge) + chosen(value == none, none, with_sign(l1, value));
-    Vec z = chosen(n == none, -start, load(z_row + i, part));
-    n += square;
-    const Vec after = square_root(n), roots = after + before;
-    const Vec sigma = square / chosen(roots < least, least, roots) * inverse_rate;
-    z += gradient - sigma * value;
-    store(z_row + i, z, part);
-    store(n_row + i, n, part);
-    const Vec divisor = (beta + after) * inverse_rate + ridge;
-    const Vec magnitude = (Vec)((Bits)z & 0x7fffffff);
-    const Vec updated = (with_sign(l1, z) - z) / divisor;
-    store(weight + i, chosen(magnitude <= l1, none, updated), part);
-  });
-}
-
 DLRM_INLINE void prefetch_row(const float* data, int64_t row, int64_t columns) {
   prefetch_bytes(reinterpret_cast<uintptr_t>(data + row * columns), columns * sizeof(float));
 }
@@ -152,12 +115,6 @@ DLRM_INLINE void prefetch_rule(const AdamRule<Weight>& rule, int64_t row, int64_
   prefetch_row(rule.weight, row, dim);
   prefetch_row(rule.exp_avg, row, dim);
   prefetch_row(rule.exp_avg_sq, row, dim);
-}
-template <typename Weight>
-DLRM_INLINE void prefetch_rule(const FtrlRule<Weight>& rule, int64_t row, int64_t dim) {
-  prefetch_row(rule.weight, row, dim);
-  prefetch_row(rule.z, row, dim);
-  prefetch_row(rule.n, row, dim);
 }
 
 // `sum` holds dim floats, and zeros up to whole vectors.

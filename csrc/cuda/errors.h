@@ -18,8 +18,7 @@ enum ReportingOp : int64_t {
   kRowSgd,
   kRowAdagrad,
   kRowWiseAdagrad,
-  kRowAdam,
-  kRowFtrl
+  kRowAdam
 };
 enum Problem : int64_t {
   kBadId,       // value, table, batch row; limit: rows of the table

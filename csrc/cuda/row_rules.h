@@ -176,47 +176,6 @@ struct AdamRule {
   }
 };
 
-// See csrc/cpu/row_update_kernels.h.
-template <typename Weight>
-struct FtrlRule {
-  static constexpr bool kRowWise = false;
-  Weight weight;
-  Floats z, n;
-  float beta, l1, ridge;
-
-  bool aligned() const { return weight.aligned() && z.aligned() && n.aligned(); }
-
-  template <int kVector>
-  struct Held {
-    float values[kVector], z[kVector], n[kVector];
-  };
-  template <int kVector>
-  __device__ void load(int64_t i, Held<kVector>& held) const {
-    weight.template load<kVector>(i, held.values);
-    z.load<kVector>(i, held.z);
-    n.load<kVector>(i, held.n);
-  }
-  template <int kVector>
-  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const float value = held.values[k], square = grad[k] * grad[k];
-      const float before = sqrtf(held.n[k]), after = sqrtf(held.n[k] + square);
-      if (held.n[k] == 0) {
-        held.z[k] = -(value * (beta / rate + ridge) + (value == 0 ? 0 : copysignf(l1, value)));
-      }
-      held.n[k] += square;
-      held.z[k] += grad[k] - square / fmaxf(after + before, 1e-30f) / rate * value;
-      const float divisor = (beta + after) / rate + ridge;
-      const float updated = (copysignf(l1, held.z[k]) - held.z[k]) / divisor;
-      held.values[k] = fabsf(held.z[k]) <= l1 ? 0 : updated;
-    }
-    z.store<kVector>(i, held.z);
-    n.store<kVector>(i, held.n);
-    weight.template store<kVector>(i, held.values);
-  }
-};
-
 // Shared parameters of all threads of an update, in device memory.
 struct StepNumbers {
   float rate;

@@ -572,28 +572,6 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
   });
 }
 
-void row_ftrl(Tensor weight, Tensor z, Tensor n, const Tensor& rows, const Tensor& grad,
-              const Tensor& lr, double beta, double l1, double ridge, double l2,
-              std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
-              std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_ftrl_", weight, low, rows, grad, table_sizes);
-  check_no_l2(inputs.name, l2);
-  inputs.check_state("z", z, inputs.dim);
-  inputs.check_state("n", n, inputs.dim);
-  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
-  const Floats zs{z.mutable_data_ptr<float>()};
-  const Floats squares{n.mutable_data_ptr<float>()};
-  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
-    const FtrlRule<Weight> rule{data,
-                                zs,
-                                squares,
-                                static_cast<float>(beta),
-                                static_cast<float>(l1),
-                                static_cast<float>(ridge)};
-    Update(inputs, kRowFtrl).in_order(rule, scalars);
-  });
-}
-
 }  // namespace
 }  // namespace dlrm
 
@@ -602,5 +580,4 @@ DLRM_CUDA_IMPL(m) {
   m.impl("row_adagrad_", TORCH_BOX(&dlrm::row_adagrad));
   m.impl("row_wise_adagrad_", TORCH_BOX(&dlrm::row_wise_adagrad));
   m.impl("row_adam_", TORCH_BOX(&dlrm::row_adam));
-  m.impl("row_ftrl_", TORCH_BOX(&dlrm::row_ftrl));
 }

@@ -9,7 +9,7 @@ from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.config import FUSED_TYPES
-from dlrm.model.layers.choices import PLAIN_MLP, QUADRATIC
+from dlrm.model.layers.choices import QUADRATIC
 from dlrm.train.schedule import OF_NVIDIA
 
 BATCH_SIZE = 4096  # for reading labels
@@ -200,12 +200,9 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
         "weight_decay": given.get("freeze_mlps", False),
         "dropout": (
             QUADRATIC not in given.get("interaction_op", "").split(",")
-            and (
-                len(given.get("top_mlp_sizes", (1, 1))) == 1
-                or given.get("top_mlp", PLAIN_MLP) != PLAIN_MLP
-            )
+            and len(given.get("top_mlp_sizes", (1, 1))) == 1
         ),
-        "numerical_bins": kind not in ("piecewise", "bins"),
+        "numerical_bins": kind != "piecewise",
         "schedule": by_step,
         "warmup": by_step or given.get("schedule") == "nvidia" or "warmup_unit" in given,
     }

@@ -1,7 +1,7 @@
 """Sends rows to a Triton server; reports AUC, latency and throughput.
 
     dlrm client --input DATASET
-    dlrm client --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
+    dlrm client --input day_23 --batch-size 64 --concurrency 1,2,4,8
     dlrm client --inference_data DATASET/test --dataset_config DATASET/model_size.json
 
 The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent unchanged.
@@ -62,9 +62,6 @@ class ClientConfig:
     fp16: bool = setting(False, "not used: the server states the type that it takes")
     output: Path | None = setting(None, ".npy file to write the scores to", uri="replace")
     report: Path | None = setting(None, ".json file to write the measurements to", uri="replace")
-    plot: Path | None = setting(
-        None, "file for a picture of latency against concurrency", uri="replace"
-    )
 
     @property
     def source(self) -> Path:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
 from dlrm.command_line import importing
-from dlrm.deployment.serving import PLATFORMS, PRECISIONS, Serving
+from dlrm.deployment.serving import Serving
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
-from dlrm.serving.network.platforms import require
+from dlrm.serving.network.platforms import PLATFORMS, require
 from dlrm.settings import REQUIRED, setting
 
 
@@ -65,10 +65,7 @@ class ExportConfig:
     output_kind: str = setting("logit", "contents of output__0", choices=("logit", "probability"))
     no_raw: bool = setting(False, "accept ids only, no raw rows")
     embedding_precision: str = setting(
-        "fp32", "precision of the embedding tables", choices=PRECISIONS
-    )
-    max_auc_change: float = setting(
-        5e-4, "largest loss of AUC through quantized tables; a larger one refuses the export"
+        "fp32", "precision of the embedding tables", choices=("fp32", "fp16")
     )
     update: bool = setting(False, "add a version to an existing model")
     platform: str = Serving.platform
@@ -83,7 +80,7 @@ PlatformConfig = make_dataclass(
             bool,
             setting(
                 False,
-                f"{one.help}, by Triton's {' '.join(one.triton or ())}"
+                f"{one.help}, by Triton's {' '.join(one.triton)}"
                 + " (default)" * (name == Serving.platform),
             ),
         )

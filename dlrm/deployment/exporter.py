@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
@@ -23,21 +24,12 @@ from dlrm.deployment.serving import Serving
 from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
-from dlrm.model.ensemble import members_of
-from dlrm.model.layers.own import own_layers
 from dlrm.remote.cache import with_uris
 from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load
-from dlrm.serving.network.compare import (
-    Agreement,
-    agreement,
-    compare_tables,
-    score_rows,
-    table_lines,
-)
+from dlrm.serving.network.compare import Agreement, agreement, score_rows
 from dlrm.serving.network.exportable import example_like, exportable
-from dlrm.serving.network.platforms import write_network
-from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.scoring import probability
@@ -50,7 +42,7 @@ if TYPE_CHECKING:  # the command, which imports this module to act
 
 ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
 MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order
-MAX_AUC_CHANGE = 1e-5
+MAX_AUC_CHANGE = {"fp32": 1e-5, "fp16": 5e-4}  # by the precision of the tables
 MOST_DELAY = 60_000  # milliseconds
 
 
@@ -71,7 +63,7 @@ class Export(NamedTuple):
     """Options of an export."""
 
     predictor: Predictor
-    tables: QuantizedTables
+    tables: torch.Tensor
     serving: Serving
     options: "ExportConfig"
     reference: Reference
@@ -345,8 +337,7 @@ def _write_version(directory: Path, export: Export) -> list[str]:
         export.predictor.recalibration,
     )
     platform = serving.runs_on
-    own = own_layers(export.predictor.model)
-    write_network(platform, module, example_like(inputs), directory, own)
+    platform.write(module, example_like(inputs), directory)
     if platform.script:
         if serving.raw:
             _write_transform(directory, export)
@@ -375,14 +366,14 @@ def _compare(export: Export, scores: np.ndarray) -> Agreement:
         found = agreement(probability(before), scores, reference.labels, probabilities=True)
     else:
         found = agreement(before, scores, reference.labels)
-    exact = export.options.embedding_precision == "fp32"
-    allowed = MAX_AUC_CHANGE if exact else export.options.max_auc_change
+    precision = export.options.embedding_precision
+    exact, allowed = precision == "fp32", MAX_AUC_CHANGE[precision]
     lost = abs(found.auc_change) if exact else -found.auc_change
     if not lost <= allowed:
         raise ValueError(
             f"the exported model ranks otherwise than the checkpoint: AUC {found.auc:.6f}, before "
-            f"{found.auc_before:.6f}; expected a change of {allowed:g} at most (--max-auc-change, "
-            "--embedding-precision)"
+            f"{found.auc_before:.6f}; expected a change of {allowed:g} at most "
+            "(--embedding-precision)"
         )
     limit = MAX_DIFFERENCE * max(1.0, found.greatest_score)
     if exact and not found.greatest_difference <= limit:
@@ -395,11 +386,8 @@ def _compare(export: Export, scores: np.ndarray) -> Agreement:
 
 def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     """Writes `report.json` and returns the same as lines."""
-    reference, tables = export.reference, export.tables
-    precision = export.options.embedding_precision
-    model = export.predictor.model
-    table_rows = sum(model.config.embedding_rows) * len(members_of(model))
-    full = 4 * table_rows * model.config.embedding_dim
+    reference, precision = export.reference, export.options.embedding_precision
+    size, full = export.tables.nbytes, 4 * export.tables.numel()
     report = {
         "checkpoint": with_uris(str(export.predictor.path)),
         "dataset": reference.dataset and with_uris(reference.dataset),
@@ -408,7 +396,7 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         "auc_change": found.auc_change,
         "log_loss_change": found.log_loss_change,
         "embedding_precision": precision,
-        "table_bytes": tables.num_bytes,
+        "table_bytes": size,
         "table_bytes_fp32": full,
     }
     if reference.dataset is None:
@@ -426,16 +414,8 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     lines = [
         f"agreement: on {found.rows:,} {rows},{judged} greatest difference of a score "
         f"{found.greatest_difference:.1e}",
-        f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
+        f"tables: {precision}, {size:,} bytes, {size / full:.3f} of fp32",
     ]
-    if precision != "fp32":
-        names = model.config.table_names(field_names(export.predictor)[1])
-        by_table = compare_tables(model, tables, reference.inputs, reference.labels)
-        lines += table_lines(names, model, tables, by_table)
-        report["by_table"] = {
-            name: {"auc_change": one.auc_change, "log_loss_change": one.log_loss_change}
-            for name, one in zip(names, by_table, strict=True)
-        }
     text = json.dumps(report, indent=1)
     (directory / "report.json").write_text(text + "\n", encoding="utf-8")
     return lines

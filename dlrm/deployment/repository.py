@@ -40,7 +40,6 @@ def triton_config(name: str, num_numerical: int, num_tables: int, serving: Servi
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
     platform = serving.runs_on
-    assert platform.triton is not None
     setattr(config, *platform.triton)
     either = bool(platform.script) and serving.raw  # ids, or raw rows
     for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.latency import Latency
-from dlrm.pages.pictures import write_picture
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.names import RAW
@@ -103,9 +101,6 @@ def _run(options: "ClientConfig") -> list[Figures]:
     if options.report:
         with errors_named(options.report):
             options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
-    draw = partial(_draw, measured, options)
-    if options.plot and (problem := write_picture(options.plot, draw)):
-        raise ValueError(f"--plot {options.plot}: {problem}")
     return measured
 
 
@@ -261,25 +256,6 @@ def _of_log(options: "ClientConfig") -> Iterator[Batch]:
             width = max(padded.dtype.itemsize, 1)
             yield Batch(padded.view(np.uint8).reshape(len(rows), width), labels)
             first_line += len(rows)
-
-
-def _draw(measured: list[Figures], options: "ClientConfig", figure: Any) -> None:
-    """Draws latency, and throughput, against concurrency."""
-    figure.set_size_inches(7, 4.5)
-    latency = figure.subplots()
-    concurrency = [figures.concurrency for figures in measured]
-    for name in ("p50", "p95", "p99"):
-        values = [getattr(figures, f"{name}_ms") for figures in measured]
-        latency.plot(concurrency, values, marker="o", label=name)
-    latency.set(xlabel="batches at a time", ylabel="latency of a batch, ms", ylim=(0, None))
-    latency.set_xticks(concurrency)
-    latency.legend(loc="upper left")
-    throughput = latency.twinx()
-    rates = [figures.rows_per_second for figures in measured]
-    throughput.plot(concurrency, rates, "k:", marker="s", label="rows/s")
-    throughput.set(ylabel="rows/s", ylim=(0, None))
-    throughput.legend(loc="lower right")
-    latency.set_title(f"{options.triton_model_name}, {options.batch_size} rows, {options.protocol}")
 
 
 def _positive(flag: str, value: Any) -> int:

@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-from dlrm.serving.network import platforms
-from dlrm.serving.network.platforms import Platform
-
-PLATFORMS = {name: one for name, one in platforms.PLATFORMS.items() if one.triton}
-PRECISIONS = ("fp32", "fp16", "int8")  # of embedding tables
+from dlrm.serving.network.platforms import PLATFORMS, Platform
 
 
 @dataclass(frozen=True)

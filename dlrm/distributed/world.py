@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from dlrm.distributed.mpi import mpi_variables
-from dlrm.distributed.slurm import slurm_variables
-
 T = TypeVar("T")
+# The number of processes that mpirun or srun has started, in the order in which the names count.
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _JOIN_SECONDS = 600.0  # to wait for missing processes
 _store: dist.Store | None = None  # through which the ranks found each other
 
@@ -107,13 +106,13 @@ class Launch:
 
 
 def launch(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Reads the variables of torchrun, torch.distributed.launch, mpirun or SLURM's srun.
+    """Reads the variables of torchrun or torch.distributed.launch.
 
     Raises:
         ValueError: they contradict each other, or some are missing; the message has names and
-            values.
+            values. Or mpirun or srun has started several processes without them.
     """
-    environment, found = _with_launcher(environment), {}
+    found = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         if name in environment:
             text = environment[name]
@@ -121,6 +120,7 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
                 raise ValueError(f"{name}={text}: expected a number, 0 or more")
             found[name] = int(text)
     if "RANK" not in found and "WORLD_SIZE" not in found:
+        _check_alone(environment)
         return Launch()
     missing = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name not in found]
     size = found.get("WORLD_SIZE", 1)
@@ -130,8 +130,7 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
         raise ValueError(
             f"{', '.join(missing)}: not set, though "
             f"{' and '.join(f'{k}={v}' for k, v in found.items())}; start all processes by "
-            "torchrun, srun, python -m torch.distributed.launch --use_env or mpirun, which on "
-            "several machines needs MASTER_ADDR and MASTER_PORT of that of rank 0"
+            "torchrun or python -m torch.distributed.launch --use_env"
         )
     local_size = found.get("LOCAL_WORLD_SIZE", size)
     result = Launch(found["RANK"], size, found["LOCAL_RANK"], local_size)
@@ -146,22 +145,21 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
     return result
 
 
-def _with_launcher(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Adds torch's names for the variables of mpirun or srun, unless there are torch's own."""
-    if {"RANK", "WORLD_SIZE"} & environment.keys():
-        return environment
-    return {**(mpi_variables(environment) or slurm_variables(environment)), **environment}
-
-
-def _is_of_srun(environment: Mapping[str, str]) -> bool:
-    others = {"RANK", "WORLD_SIZE"} & environment.keys() or mpi_variables(environment)
-    return not others and bool(slurm_variables(environment))
-
-
-def _address() -> tuple[str, str]:
-    """Returns host and port at which the processes meet."""
-    environment = _with_launcher(os.environ)
-    return environment["MASTER_ADDR"], environment["MASTER_PORT"]
+def _check_alone(environment: Mapping[str, str]) -> None:
+    """Refuses processes of mpirun or srun that would each train the same model."""
+    name = next((name for name in _STARTED if environment.get(name)), None)
+    if name is None or environment[name] == "1":
+        return
+    if name.startswith("SLURM_"):  # set in shells of salloc and in the script of sbatch, too
+        is_script = environment.get("ENVIRONMENT") == "BATCH"
+        is_step = "SLURM_STEP_ID" in environment
+        if "SLURM_PROCID" not in environment or (is_script and not is_step):
+            return
+    raise ValueError(
+        f"{name}={environment[name]}: processes that do not know each other; start one torchrun on "
+        "each machine instead: srun --ntasks-per-node 1 torchrun --nnodes N --nproc_per_node GPUS "
+        "--rdzv_backend c10d --rdzv_endpoint HOST:29400 -m dlrm.scripts.main ..."
+    )
 
 
 def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> World:
@@ -199,7 +197,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         )
         gradients = dist.new_group(timeout=patience)
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
-        where = ":".join(_address())
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
     world = World(found.rank, found.size, device, gradients=gradients)
@@ -234,7 +232,7 @@ def start_transfers(world: World, place: str | None = None) -> None:
 
 def _connect(found: Launch, wait: timedelta) -> dist.Store:
     """Connects to the launcher's store or, where it has none, to that of rank 0."""
-    host, port = _address()
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return dist.TCPStore(
         host,
@@ -277,10 +275,6 @@ def _own_cuda_device(device: str, found: Launch) -> str:
     if device != "cuda":
         raise ValueError(f"--base_device {device}: expected cuda, of which each process takes one")
     count = torch.cuda.device_count()
-    own = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & {*os.environ}
-    if count == 1 and own and _is_of_srun(os.environ):
-        torch.cuda.set_device(0)  # srun --gpus-per-task shows each task its own
-        return "cuda:0"
     if found.local_size > count:
         raise ValueError(
             f"{found.local_size} processes on this machine and {count} CUDA devices: expected one "

@@ -10,11 +10,10 @@ from dlrm.model.layers.choices import (
     DCN,
     MAX_BINS,
     NO_EMBEDDING,
+    NUMERICAL_KINDS,
     OUTPUT_INITS,
-    PLAIN_MLP,
     POOLINGS,
     QUADRATIC,
-    check_layer,
     ensemble_kinds,
     interaction_names,
 )
@@ -81,7 +80,7 @@ class DLRMConfig:
         "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; "
         "quadratic: the layers of QNN-alpha, which alone have no hidden layers of a top MLP after "
         "them; or several separated by commas, such as dot,dcn, whose outputs enter the top MLP "
-        "side by side. A name that dlrm.register_interaction has registered is a layer of your own",
+        "side by side",
         architecture=True,
     )
     embedding_type: str = setting(
@@ -177,31 +176,17 @@ class DLRMConfig:
     numerical_embedding: str = setting(
         NO_EMBEDDING,
         "Give each numerical field a vector of its own in the interaction, besides that of the "
-        "bottom MLP. piecewise: linear between the edges of bins; bins: a vector for each bin; "
-        "periodic: a layer with ReLU over sines and cosines. The edges are those of the dataset's "
-        "transform or, if it has none, fitted to the first 131,072 training rows. none: no "
-        "vectors. A name that dlrm.register_numerical_embedding has registered is a layer of your "
-        "own",
+        "bottom MLP. piecewise: linear between the edges of bins, which are those of the dataset's "
+        "transform or, if it has none, fitted to the first 131,072 training rows. none: no vectors",
         architecture=True,
+        choices=NUMERICAL_KINDS,
     )
     numerical_bins: int = setting(
         MAX_BINS,
-        "Maximum bins of a field with --numerical_embedding piecewise or bins",
+        "Maximum bins of a field with --numerical_embedding piecewise",
         architecture=True,
         least=2,
         most=MAX_BINS,
-    )
-    numerical_frequencies: int = setting(
-        32,
-        "Number of frequencies of a field with --numerical_embedding periodic",
-        architecture=True,
-        least=1,
-        most=_MOST,
-    )
-    numerical_sigma: float = setting(
-        0.05,
-        "Standard deviation of the initial frequencies of --numerical_embedding periodic",
-        above=0,
     )
     wide: bool = setting(
         False, "Add to the logit one weight per id (wide and deep)", architecture=True
@@ -240,12 +225,6 @@ class DLRMConfig:
     )
     embedding_init_std: float = setting(
         1e-4, "Standard deviation s of --embedding_init normal", above=0
-    )
-    top_mlp: str = setting(
-        PLAIN_MLP,
-        "Hidden layers of the top MLP: mlp, linear layers with ReLUs; or a name that "
-        "dlrm.register_top_mlp has registered, a module of your own, which gets --top_mlp_sizes",
-        architecture=True,
     )
 
     def __post_init__(self) -> None:
@@ -388,8 +367,6 @@ class DLRMConfig:
                     "interactions of its members; leave one of the two out"
                 )
             names = [*dict.fromkeys(kinds)]
-        check_layer("numerical_embedding", self.numerical_embedding)
-        check_layer("top_mlp", self.top_mlp)
         for name, own in _OWN_FLAGS.items():
             for flag in own if name not in names else ():
                 value = getattr(self, flag)
@@ -398,14 +375,7 @@ class DLRMConfig:
                         f"--{flag} {value} is for --interaction_op {name}, got {','.join(names)}"
                     )
         regularized = (self.dropout or self.batch_norm) and QUADRATIC not in names
-        if self.top_mlp != PLAIN_MLP and names == [QUADRATIC]:
-            raise ValueError(
-                f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers "
-                "after it; name another interaction beside it"
-            )
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
-        if regularized and self.top_mlp != PLAIN_MLP:
-            raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
         if regularized and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
         if self.self_ensemble and not self.dropout:

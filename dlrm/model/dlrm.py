@@ -13,16 +13,11 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
-from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING, is_own
+from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP
 from dlrm.model.layers.numerical import bottom_mlp
-from dlrm.model.layers.numerical_embedding import (
-    NUMERICAL_EMBEDDINGS,
-    NumericalEmbedding,
-    NumericalOptions,
-)
-from dlrm.model.layers.own import OwnNumericalEmbedding
+from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
@@ -454,15 +449,11 @@ class DLRM(nn.Module):
                 self._unchanged = None
 
 
-def _numerical_embedding(config: DLRMConfig, seed: int) -> NumericalEmbedding | None:
-    kind, num_fields = config.numerical_embedding, config.num_numerical_features
-    if kind == NO_EMBEDDING:
+def _numerical_embedding(config: DLRMConfig, seed: int) -> PiecewiseLinear | None:
+    if config.numerical_embedding == NO_EMBEDDING:
         return None
-    if is_own("numerical_embedding", kind):
-        return OwnNumericalEmbedding(kind, num_fields, config.embedding_dim, seed)
-    options = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
-    made = NUMERICAL_EMBEDDINGS[kind]
-    return made(num_fields, config.embedding_dim, NumericalOptions(*options), seed)
+    sizes = config.num_numerical_features, config.embedding_dim, config.numerical_bins
+    return PiecewiseLinear(*sizes, seed)
 
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]

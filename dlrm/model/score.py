@@ -9,7 +9,6 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.choices import (
     DCN,
     NO_EMBEDDING,
-    PLAIN_MLP,
     QUADRATIC,
     interaction_names,
 )
@@ -19,7 +18,6 @@ from dlrm.model.layers.hooks import has_hooks
 from dlrm.model.layers.initialize import generator
 from dlrm.model.layers.interaction import Interaction, NativeDot
 from dlrm.model.layers.mlp import MLP, is_plain, mlp, output_layer
-from dlrm.model.layers.own import own_top_mlp
 from dlrm.model.layers.packed import Adapters, member_logits
 from dlrm.model.layers.quadratic import QuadraticLayers
 from dlrm.ops.network import Layers
@@ -108,18 +106,14 @@ def _make_score(
     names = interaction_names(interaction_op)
     interact, cross = _interactions(config, names, dense_vectors, seed, dtype, optimized)
     width, sizes = interact.width, () if names == [QUADRATIC] else config.top_mlp_sizes[:-1]
-    if config.top_mlp == PLAIN_MLP or names == [QUADRATIC]:
-        regularization = config.batch_norm, config.dropout
-        top_mlp = mlp(width, sizes, seed, "top_mlp", dtype, optimized, *regularization)
-        hidden = [width, *sizes][-1]
-    else:
-        top_mlp, hidden = own_top_mlp(config.top_mlp, width, sizes, seed, dtype)
-    last = hidden + (cross.width if cross else 0)
+    regularization = config.batch_norm, config.dropout
+    top_mlp = mlp(width, sizes, seed, "top_mlp", dtype, optimized, *regularization)
+    last = [width, *sizes][-1] + (cross.width if cross else 0)
     output = output_layer(last, seed, "output", config.output_init, config.packed)
     adapters = None
     if config.packed > 1 or config.kinds:
         adapters = Adapters(config.packed, interact.num_vectors, interact.dim, seed)
-    if interact.padding and config.top_mlp == PLAIN_MLP:  # inputs that are always zero
+    if interact.padding:  # inputs that are always zero
         first = next((top_mlp if len(top_mlp) else output).parameters())
         with torch.no_grad():
             first[:, width - interact.padding : width] = 0
@@ -151,6 +145,6 @@ def _interactions(
     )
     with_weights: dict[str, Make] = {DCN: cross, QUADRATIC: quadratic}
     if DCN not in names or config.cross_structure == "stacked":
-        return compose(names, *shape, with_weights, seed), None
+        return compose(names, *shape, with_weights), None
     names.remove(DCN)
-    return compose(names, *shape, with_weights, seed), cross(*shape)
+    return compose(names, *shape, with_weights), cross(*shape)

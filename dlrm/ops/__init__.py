@@ -50,7 +50,6 @@ from dlrm.ops.mlp import (
 )
 from dlrm.ops.network import Rows, network, network_gradients, network_gradients_reference
 from dlrm.ops.piecewise_linear import (
-    edges_up_to,
     piecewise_linear,
     piecewise_linear_reference,
     piecewise_tables,
@@ -64,8 +63,6 @@ from dlrm.ops.row_update import (
     row_adam_decay_,
     row_adam_decay_reference,
     row_adam_reference,
-    row_ftrl_,
-    row_ftrl_reference,
     row_sgd_,
     row_sgd_decay_,
     row_sgd_decay_reference,
@@ -92,7 +89,6 @@ __all__ = [
     "dot_interaction",
     "dot_interaction_reference",
     "dropout",
-    "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
     "item_weights",
@@ -132,8 +128,6 @@ __all__ = [
     "row_adam_decay_",
     "row_adam_decay_reference",
     "row_adam_reference",
-    "row_ftrl_",
-    "row_ftrl_reference",
     "row_sgd_",
     "row_sgd_decay_",
     "row_sgd_decay_reference",

@@ -139,28 +139,6 @@ def _adam_rate(lr: Tensor, step: Tensor, *, beta1: float, beta2: float, eps: flo
     return lr * (1 - beta2**step).sqrt() / (1 - beta1**step)
 
 
-def _ftrl(
-    values: Tensor,
-    z: Tensor,
-    n: Tensor,
-    *,
-    grad: Tensor,
-    rate: Tensor,
-    beta: float,
-    l1: float,
-    ridge: float,
-) -> tuple[Tensor, ...]:
-    started = -(values * (beta / rate + ridge) + values.sign() * l1)
-    z = torch.where(n == 0, started, z)
-    root, square = n.sqrt(), grad * grad
-    n = n + square
-    # The difference of both roots; the least divisor is for a gradient and a state of 0.
-    sigma = square / (n.sqrt() + root).clamp(min=1e-30) / rate
-    z = z + grad - sigma * values
-    divisor = (beta + n.sqrt()) / rate + ridge
-    return torch.where(z.abs() <= l1, 0.0, (z.sign() * l1 - z) / divisor), z, n
-
-
 SGD = RowRule(
     "sgd",
     "Subtracts `lr * grad` from the rows, in place.",
@@ -207,15 +185,4 @@ ADAM = RowRule(
     rate=_adam_rate,
     per_step=("rate", "eps"),
 )
-FTRL = RowRule(
-    "ftrl",
-    "Applies FTRL-Proximal (McMahan et al., 2013, algorithm 1) to the rows; `lr` is alpha.\n\n"
-    "Other rows would not change. An element that has had no gradient starts at its value.",
-    _ftrl,
-    states=(
-        State("z", "z", "sum of the gradients, less sigma times the value of each step"),
-        State("n", "n", "sum of squared gradients"),
-    ),
-    constants={"beta": 1.0, "l1": 0.0, "ridge": 0.0},
-)
-ROW_RULES = {rule.name: rule for rule in (SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL)}
+ROW_RULES = {rule.name: rule for rule in (SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM)}

@@ -34,7 +34,7 @@ from dlrm.ops.library import (
     is_native_on_cpu,
     native_available,
 )
-from dlrm.ops.row_rules import ADAGRAD, ADAM, FTRL, ROW_RULES, ROW_WISE_ADAGRAD, SGD, RowRule
+from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_RULES, ROW_WISE_ADAGRAD, SGD, RowRule
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
@@ -302,9 +302,6 @@ def _constants_meaning(constants: Mapping[str, float]) -> dict[str, str]:
     known = {
         "betas": "decay rates of both moments.",
         "eps": "added to the denominator.",
-        "beta": "added to the root of the sum of squares.",
-        "l1": "lambda 1 of the paper: an element is 0 while `z` is at most this.",
-        "ridge": "lambda 2 of the paper, added to the inverse of the rate.",
     }
     return {name: known[name] for name in _joined(constants)}
 
@@ -381,7 +378,6 @@ row_sgd_, row_sgd_reference = _updates(SGD)
 row_adagrad_, row_adagrad_reference = _updates(ADAGRAD)
 row_wise_adagrad_, row_wise_adagrad_reference = _updates(ROW_WISE_ADAGRAD)
 row_adam_, row_adam_reference = _updates(ADAM)
-row_ftrl_, row_ftrl_reference = _updates(FTRL)
 row_sgd_decay_, row_sgd_decay_reference = _decays(SGD)
 row_adagrad_decay_, row_adagrad_decay_reference = _decays(ADAGRAD)
 row_wise_adagrad_decay_, row_wise_adagrad_decay_reference = _decays(ROW_WISE_ADAGRAD)

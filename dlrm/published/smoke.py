@@ -7,7 +7,7 @@ of data, the cuts of the pipeline and the schedule are those of the row.
 import re
 from collections.abc import Callable, Mapping
 
-from dlrm.published.documents.benchmark_row import BenchmarkRow
+from dlrm.published.rows import BenchmarkRow
 
 _COMMON = ("--base_device=cpu", "--print_freq=1", "--benchmark_warmup_steps=0")
 _BATCH = 2

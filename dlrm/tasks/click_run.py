@@ -53,7 +53,7 @@ from dlrm.tasks.continuing import (
 )
 from dlrm.tasks.footprint import Footprint, agree_that_tables_fit, agree_that_teacher_fits
 from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer, check_wide
+from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
     CONTINUES,
     USER_ERRORS,
@@ -453,8 +453,6 @@ class _Opening:
 
     def _placed(self, architecture: DLRMConfig) -> Placement:
         """Returns the placement of the tables."""
-        if self.trains:
-            check_wide(architecture, self.config.optimizers.wide_optimizer)
         placement = architecture.placed(self.world.size)
         if self.trains and not self.config.optimizers.freeze_embeddings:
             check_optimizer(placement, self.config.optimizers)

@@ -156,11 +156,6 @@ class ClickTask:
                 f"embedding_l2 {config.embedding_l2} of a network of your own: expected "
                 'embedding_l2_mode="looked_up"'
             )
-        if config.wide_optimizer is not None:
-            raise ValueError(
-                f"wide_optimizer {config.wide_optimizer} of a network of your own: expected None, "
-                "since only a DLRM has a wide term"
-            )
         if groups["tables"] and not config.freeze_embeddings:
             tables = (module for module in self.model.modules() if isinstance(module, Tables))
             low = {k: v for own in tables for k, v in own.lower_halves().items()}

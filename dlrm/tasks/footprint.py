@@ -14,7 +14,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 _GIB = 2**30
 
@@ -54,16 +54,14 @@ class Footprint:
             state += piece.num_rows * self._state_bytes(piece.width)
             if self.config.wide and piece.columns[0] == 0:
                 values += piece.of_one_column().num_bytes()
-                state += piece.num_rows * self._state_bytes(1, wide=True)
+                state += piece.num_rows * self._state_bytes(1)
         return values, state
 
-    def _state_bytes(self, dim: int, wide: bool = False) -> int:
+    def _state_bytes(self, dim: int) -> int:
         """Returns the bytes of the optimizer's state of a row of `dim` values."""
         chosen = self.optimizers
         if chosen is None or chosen.freeze_embeddings:
             return 0
-        if wide and chosen.wide_optimizer is not None:
-            return WIDE_OPTIMIZERS[chosen.wide_optimizer].state_bytes(1, dim)
         l2_of_all = bool(chosen.embedding_l2) and chosen.embedding_l2_mode == "all"
         return TABLE_OPTIMIZERS[chosen.embedding_optimizer].state_bytes(1, dim, l2_of_all)
 

@@ -13,7 +13,6 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.numerical_embedding import Binned
 
 ROWS = 1 << 17  # training rows from which missing edges are fitted
 
@@ -36,7 +35,7 @@ def fit_edges(
     Raises:
         ValueError: a file of the dataset is damaged; the message names it.
     """
-    if not isinstance(embedding := model.numerical_embedding, Binned):
+    if (embedding := model.numerical_embedding) is None:
         return None
     names, _ = field_names(embedding.num_fields, 0)
     edges: list[np.ndarray] = []

@@ -22,7 +22,7 @@ from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer, wide_optimizer
+from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another, sum_of_losses
 
@@ -194,36 +194,24 @@ class Recommendation(ClickTask):
         groups, result = self.parameter_groups(), []
         if not config.freeze_embeddings:
             check_optimizer(self.model.placement, config)
-        held, wide = groups["tables"], self._wide_parameters(config)
-        if wide:
-            held = [weight for weight in held if all(weight is not other for other in wide)]
-        if held and not config.freeze_embeddings:
+        if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes = self.model.one_row_each() if one_look_up else {}
             kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
-            tables = table_optimizer(kind, held, native, low, sizes, *l2)
+            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
             self._deferring = None
             if isinstance(tables, RowOptimizer) and tables.defers:
                 self._deferring = tables
             result.append(tables)
-            if wide:
-                result.append(wide_optimizer(config, wide, sizes))
             if self._files is not None:
-                for optimizer in result:
-                    assert isinstance(optimizer, RowOptimizer), "--embedding_type joint_fused"
-                    optimizer.move_state(partial(mapped_zeros, self._files))
+                assert isinstance(tables, RowOptimizer), "--embedding_type joint_fused"
+                tables.move_state(partial(mapped_zeros, self._files))
         if not config.freeze_mlps:
             result.append(
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
             )
         return result
-
-    def _wide_parameters(self, config: OptimizerConfig) -> list[nn.Parameter]:
-        """Returns the weights of the wide term if they have an optimizer of their own."""
-        if config.wide_optimizer is None or self.model.wide is None:
-            return []
-        return [weight for weight, _ in self.model.wide.table_parameters()]
 
 
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced
@@ -234,19 +222,6 @@ def _looked_up(
 ) -> tuple[Tensor, Tensor | None, Sequence[int] | None, Tensor | None]:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
-
-
-def check_wide(config: DLRMConfig, optimizer: str | None) -> None:
-    """Raises ValueError for an optimizer of a wide term that the architecture does not have."""
-    if optimizer is None:
-        return
-    if not config.wide:
-        raise ValueError(f"--wide_optimizer {optimizer} needs --wide, whose weights it updates")
-    if config.embedding_type not in FUSED_TYPES:
-        raise ValueError(
-            f"--wide_optimizer {optimizer} needs --embedding_type joint_fused, got "
-            f"{config.embedding_type}"
-        )
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:

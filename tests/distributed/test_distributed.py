@@ -186,9 +186,39 @@ TORCHRUN = {
 def test_launchers_are_understood():
     assert launch({}) == Launch(0, 1, 0, 1)
     assert launch(TORCHRUN) == Launch(3, 4, 1, 2)
-    mpirun = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
-    mpirun |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    assert launch({**mpirun, "MASTER_ADDR": "a", "MASTER_PORT": "1"}).size == 2
+    assert launch({**TASK, **TORCHRUN}) == Launch(3, 4, 1, 2)
+
+
+TASK = {"SLURM_PROCID": "5", "SLURM_NTASKS": "7"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        TASK,
+        {**TASK, "ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "2"},  # srun within the script of sbatch
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_SIZE": "2"},
+    ],
+)
+def test_processes_without_a_launcher_are_refused(variables):
+    with pytest.raises(ValueError, match="=[27]: .* srun --ntasks-per-node 1 torchrun"):
+        launch(variables)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_NTASKS": "1"},
+        {"SLURM_STEP_NUM_TASKS": "1"},  # srun -n 1 within a job of 7
+        {"ENVIRONMENT": "BATCH"},  # the script of sbatch
+        {"SLURM_PROCID": ""},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_one_process_of_a_job_is_alone(change):
+    variables = {k: v for k, v in {**TASK, **change}.items() if v}
+    assert launch(variables) == Launch()
 
 
 @pytest.mark.parametrize(

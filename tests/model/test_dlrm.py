@@ -288,7 +288,7 @@ def test_impossible_architectures_are_refused(changes, message):
         {},
         {"wide": True},
         {"hash_indices": True},
-        {"numerical_embedding": "bins"},
+        {"numerical_embedding": "piecewise"},
         {"embedding_type": "joint"},
     ],
 )

@@ -117,7 +117,7 @@ def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(layout,
         ({"interaction_op": "dot"}, (32, 16)),  # 8 values, 6 products and 2 zeros
         ({"interaction_op": "dot,dcn"}, (32, 48)),
         ({"interaction_op": "dot,dcn", "cross_structure": "parallel"}, (32, 48)),
-        ({"interaction_op": "cat", "numerical_embedding": "periodic"}, (48, 48)),
+        ({"interaction_op": "cat", "numerical_embedding": "piecewise"}, (48, 48)),
         ({"ensemble": "dot*2,quadratic"}, (32, 64)),
     ],
     ids=str,

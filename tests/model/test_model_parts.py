@@ -12,7 +12,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS, NumericalOptions
+from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import mean_of_members
 
 SMALL = DLRMConfig(
@@ -41,24 +41,14 @@ def encoding(values, edges):
     return torch.stack(parts, 1) if parts else values.new_zeros(len(values), 0)
 
 
-def field_vectors(kind, weights, numerical):
+def field_vectors(weights, numerical):
     """Returns float64 vectors of each field, `[samples, fields, dim]`."""
     result = []
     for field, edges in enumerate(EDGES):
         values = numerical[:, field].double()
         weight = weights["weight"][field]
-        if kind == "piecewise":
-            code = encoding(values, torch.from_numpy(edges))
-            result.append(weights["bias"][field] + code @ weight[: code.shape[1]])
-        elif kind == "bins":
-            # Padding repeats a field's greatest edge: values from there on have the last row.
-            count = torch.tensor([sum(edge <= v for edge in edges) for v in values.tolist()])
-            rows = torch.where(count == len(edges), BINS, (count - 1).clamp(min=0))
-            result.append(weight[rows])
-        else:
-            angles = 2 * torch.pi * values[:, None] * weights["frequencies"][field]
-            waves = torch.cat([torch.sin(angles), torch.cos(angles)], 1)
-            result.append(torch.relu(waves @ weight + weights["bias"][field]))
+        code = encoding(values, torch.from_numpy(edges))
+        result.append(weights["bias"][field] + code @ weight[: code.shape[1]])
     return torch.stack(result, 1)
 
 
@@ -144,7 +134,7 @@ def oracle(config, weights, numerical, ids, lengths=None):
     if config.numerical_embedding != "none":
         prefix = "numerical_embedding."
         own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-        vectors += field_vectors(config.numerical_embedding, own, numerical).unbind(1)
+        vectors += field_vectors(own, numerical).unbind(1)
     vectors += looked_up("embeddings.weight")
     if "adapters.factors" in weights:
         factors = weights["adapters.factors"].split(config.embedding_dim)
@@ -200,7 +190,7 @@ def batch(size=33, hotness=None):
 def build(device="cpu", seed=3, **others):
     config = dataclasses.replace(SMALL, numerical_bins=BINS, **others)
     model = DLRM(config, World(device=device), seed=seed)
-    if config.numerical_embedding in ("piecewise", "bins"):
+    if config.numerical_embedding == "piecewise":
         model.numerical_embedding.set_edges(EDGES)
     if model.wide is not None:
         random = torch.Generator().manual_seed(7)
@@ -217,7 +207,7 @@ def doubles(model):
 
 PARTS = [
     {"wide": True},
-    *({"numerical_embedding": kind} for kind in NUMERICAL_EMBEDDINGS),
+    {"numerical_embedding": "piecewise"},
     {"interaction_op": "dcn"},
     {"interaction_op": "dcn", "cross_rank": 3, "cross_layers": 2},
     {"interaction_op": "dot,dcn", "cross_rank": 5},
@@ -233,9 +223,9 @@ PARTS = [
     {"ensemble": "dot*2,quadratic", "wide": True, "numerical_embedding": "piecewise"},
     {"ensemble": "cuda_dot,dcn", "cross_structure": "parallel"},
     {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn"},
-    {"wide": True, "numerical_embedding": "bins", "interaction_op": "cat"},
+    {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "cat"},
     {
-        **{"wide": True, "numerical_embedding": "periodic", "interaction_op": "dot,dcn"},
+        **{"wide": True, "numerical_embedding": "piecewise", "interaction_op": "dot,dcn"},
         **{"cross_structure": "parallel", "cross_rank": 4},
     },
     {"ensemble": 3, "top_mlp_sizes": (1,)},
@@ -351,7 +341,7 @@ def test_wide_weights_start_as_zero_and_follow_hashed_ids():
 
 
 def test_a_piecewise_vector_is_what_a_person_computes():
-    layer = NUMERICAL_EMBEDDINGS["piecewise"](1, 2, NumericalOptions(bins=2), seed=0)
+    layer = PiecewiseLinear(1, 2, bins=2, seed=0)
     layer.set_edges([np.array([0.0, 1.0, 3.0])])
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[[10.0, 1.0], [20.0, 2.0]]]))
@@ -384,7 +374,7 @@ def test_a_cross_layer_is_what_a_person_computes():
     ],
 )
 def test_edges_that_make_no_bins_are_named(edges, problem):
-    model = build(numerical_embedding="bins")
+    model = build(numerical_embedding="piecewise")
     with pytest.raises(ValueError, match=problem):
         model.numerical_embedding.set_edges(edges)
 
@@ -562,14 +552,12 @@ WRONG = {
         "self_ensemble": True,
     },
     "--numerical_embedding x: expected one of": {"numerical_embedding": "x"},
-    "--numerical_embedding bins: there are no numerical features": {
-        "numerical_embedding": "bins",
+    "--numerical_embedding piecewise: there are no numerical features": {
+        "numerical_embedding": "piecewise",
         "num_numerical_features": 0,
     },
     "--numerical_bins 1: expected 2 or more": {"numerical_bins": 1},
     "--numerical_bins 257: expected 2 or more, 256 at most": {"numerical_bins": 257},
-    "--numerical_frequencies 0: expected 1 or more": {"numerical_frequencies": 0},
-    "--numerical_sigma 0.0: expected a number above 0": {"numerical_sigma": 0.0},
     "--embedding_init_std nan: expected a number above 0": {"embedding_init_std": float("nan")},
     "--embedding_init x: expected one of": {"embedding_init": "x"},
     "--dropout 1.0: expected 0 or more, less than 1": {"dropout": 1.0},

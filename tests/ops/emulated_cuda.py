@@ -164,6 +164,5 @@ OPS = [
     "row_adagrad_",
     "row_wise_adagrad_",
     "row_adam_",
-    "row_ftrl_",
     "take_cuda_error",
 ]

@@ -292,10 +292,6 @@ def adam(weight, state, *args, **more):
     ops.row_adam_(weight, state, torch.ones_like(state), *args, torch.tensor(3), **more)
 
 
-def ftrl(weight, state, *args, **more):
-    ops.row_ftrl_(weight, state, torch.ones_like(state), *args, l1=0.2, **more)
-
-
 def table_inputs(sizes, batch, dim, seed=0):
     random = Random(seed)
     begins = torch.tensor([0, *sizes]).cumsum(0)[:-1]
@@ -311,7 +307,7 @@ def updated_tables(function, sizes, batch, dim, **more):
     return weight, state
 
 
-@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam, ftrl])
+@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
 @pytest.mark.parametrize("dim", [1, 16, 19, 128])
 def test_small_tables_repeat_their_bits_in_any_order_of_threads(dim, function, gpu):
     # There is no other table, so SGD adds in order without a switch.
@@ -501,9 +497,7 @@ def test_bad_bags_are_kept(gpu):
 
 @pytest.mark.first_half
 @pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
-@pytest.mark.parametrize(
-    "name", ["row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_", "row_ftrl_"]
-)
+@pytest.mark.parametrize("name", ["row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_"])
 def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
     weight, rows, grad = torch.randn(50, 8), torch.randint(50, (400,)), torch.randn(400, 8)
     rows[300:] = 77
@@ -513,7 +507,6 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
         "row_adagrad_": [torch.ones(50, 8)],
         "row_wise_adagrad_": [torch.ones(50)],
         "row_adam_": [torch.ones(50, 8), torch.ones(50, 8)],
-        "row_ftrl_": [torch.ones(50, 8), torch.ones(50, 8)],
     }[name]
     step = [torch.tensor(1)] if name == "row_adam_" else []
     before = [tensor.clone() for tensor in (weight, *states)]
@@ -524,7 +517,7 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
 
 @pytest.mark.first_half
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam, ftrl])
+@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
 @pytest.mark.parametrize(
     ("position", "bad", "expected"),
     [

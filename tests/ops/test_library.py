@@ -45,7 +45,6 @@ for function, states, steps in (
     (ops.row_adagrad_, [torch.ones(30, 8)], []),
     (ops.row_wise_adagrad_, [torch.ones(30)], []),
     (ops.row_adam_, [torch.ones(30, 8), torch.ones(30, 8)], [step]),
-    (ops.row_ftrl_, [torch.ones(30, 8), torch.ones(30, 8)], []),
 ):
     tensors = [weight.detach().clone(), *states]
     function(*tensors, rows, grad, lr, *steps)

@@ -45,7 +45,6 @@ UPDATES = [
     Update("row_adagrad", ["weight"], eps=1e-6),
     Update("row_wise_adagrad", ["rows"], eps=1e-6),
     Update("row_adam", ["weight", "weight"], eps=1e-6),
-    Update("row_ftrl", ["weight", "weight"], beta=0.5, l1=0.2, ridge=0.1),
 ]
 
 
@@ -212,31 +211,6 @@ def test_known_answer(device):
     lr = torch.tensor(0.5, device=device)
     ops.row_sgd_(weight, rows, grad, lr)
     assert weight.tolist() == [[-1.0], [2.0], [1.5]]
-
-
-def test_known_answer_of_ftrl(device):
-    """alpha 2, beta 1, lambda 1 of 1, lambda 2 of 1/2; gradients 3 and 4, then -8 alone."""
-    weight, z, n = (torch.zeros(2, 1, device=device) for _ in range(3))
-    lr, options = torch.tensor(2.0, device=device), {"beta": 1.0, "l1": 1.0, "ridge": 0.5}
-    rows, grad = torch.tensor([0, 1], device=device), torch.tensor([[3.0], [0.5]], device=device)
-    ops.row_ftrl_(weight, z, n, rows, grad, lr, **options)
-    # -(3 - 1) / ((1 + 3) / 2 + 1/2), and 0, since |1/2| <= 1.
-    torch.testing.assert_close(weight.flatten().tolist(), [-0.8, 0.0])
-    assert (z.flatten().tolist(), n.flatten().tolist()) == ([3.0, 0.5], [9.0, 0.25])
-    ops.row_ftrl_(weight, z, n, rows[:1], grad[:1] / 3 * 4, lr, **options)
-    # sigma is (5 - 3) / 2, z is 3 + 4 + 0.8, and the weight -(7.8 - 1) / ((1 + 5) / 2 + 1/2).
-    torch.testing.assert_close([z[0].item(), n[0].item()], [7.8, 25.0])
-    torch.testing.assert_close(weight[0].item(), -6.8 / 3.5)
-
-
-def test_ftrl_starts_at_the_value_of_a_row(device):
-    weight = torch.tensor([[0.7, -0.2, 0.0]], device=device)
-    before, z, n = weight.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
-    rows, lr = torch.tensor([0], device=device), torch.tensor(0.1, device=device)
-    grad = torch.full_like(weight, 1e-12)
-    ops.row_ftrl_(weight, z, n, rows, grad, lr, l1=0.3, ridge=0.2)
-    torch.testing.assert_close(weight, before)
-    assert weight[0, 2] == 0
 
 
 def test_repeated_rows_are_summed_before_they_are_squared(device):

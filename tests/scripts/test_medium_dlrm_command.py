@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_dist_main import Ranks
 
-from dlrm.published.documents.gaudi import ROWS
+from dlrm.published.rows import find
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train import execution
@@ -17,7 +17,7 @@ DATA = [
     "--synthetic_dataset_hotness=38",
 ]
 SMALL = [
-    *(*ROWS["gaudi/dlrm-medium/eager-fp32"].flags, *DATA),
+    *(*find("gaudi/dlrm-medium/eager-fp32").flags, *DATA),
     *("--bottom_mlp_sizes=64,64,64", "--top_mlp_sizes=64,64,1"),
     *("--batch_size=130", "--test_batch_size=130", "--print_freq=1", "--lr=0.005"),
 ]

@@ -55,7 +55,7 @@ COMMANDS = {
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
     TOOL: (2, ("inspect", "x"), "--check=x"),
-    "dlrm.published.command": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.published.command": (2, ("run", "x"), "--threads=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
     "dlrm.scripts.doctor": (2, (), "--json=x"),

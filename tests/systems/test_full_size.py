@@ -13,7 +13,7 @@ from full_size import (
 from dlrm.data.clicks.config import DataConfig
 from dlrm.language.bert import BertConfig
 from dlrm.model.config import DLRMConfig
-from dlrm.published.catalog import CATALOG
+from dlrm.published.rows import catalog
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.config import OptimizerConfig
@@ -24,6 +24,7 @@ from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.task import ImageLossConfig, NetworkConfig
 
 pytestmark = pytest.mark.long
+CATALOG = catalog()
 
 
 def of_command(*commands):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm.published.documents.benchmark_row import BenchmarkRow
+from dlrm.published.rows import BenchmarkRow
 from dlrm.published.smoke import smoke_flags
 
 pytestmark = pytest.mark.long

@@ -3,7 +3,6 @@
 import functools
 from typing import NamedTuple
 
-import own_layers  # noqa: F401  # whose layers `parts` may name
 import pytest
 import torch
 
@@ -41,7 +40,6 @@ class Run(NamedTuple):
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
     l2: float = 0.0
-    ftrl_l1: float | None = None  # None: the wide term has the tables' optimizer
 
 
 class Overflowing(Recommendation):
@@ -71,13 +69,11 @@ def trainer_of(world, run, placement=None):
     )
     task = Overflowing(config, world, run.dtype, seed=5, placement=placement)
     task.infinite_on = run.infinite_on
-    dense, wide = run.optimizer.removeprefix("row_wise_"), {}
-    if run.ftrl_l1 is not None:
-        wide = {"wide_optimizer": "ftrl", "ftrl_l1": run.ftrl_l1, "ftrl_beta": 1e-3}
+    dense = run.optimizer.removeprefix("row_wise_")
     trainer = Trainer(
         task,
         optimizers=task.optimizers(
-            OptimizerConfig(run.optimizer, dense, embedding_l2=run.l2, **wide),
+            OptimizerConfig(run.optimizer, dense, embedding_l2=run.l2),
             one_look_up=not run.hotness and run.accumulate == 1,
         ),
         schedule=lambda step: 0.05 / step,

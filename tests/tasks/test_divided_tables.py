@@ -112,7 +112,6 @@ SOME = [
         Run(max_grad_norm=0.01),
         Run(parts=(("hash_indices", True),)),
         Run(optimizer="adagrad", hotness=3, parts=(("wide", True), ("embedding_init", "normal"))),
-        Run(parts=(("wide", True),), ftrl_l1=1e-3),
     ],
     ids=str,
 )

@@ -226,12 +226,11 @@ PARTS = [
     },
     pytest.param(
         {
-            **{"numerical_embedding": "bins", "interaction_op": "dcn"},
+            **{"numerical_embedding": "piecewise", "interaction_op": "dcn"},
             **{"cross_structure": "parallel", "cross_layers": 1},
         },
         marks=pytest.mark.slow,
     ),
-    pytest.param({"numerical_embedding": "periodic"}, marks=pytest.mark.slow),
     {"interaction_op": "quadratic", "quadratic_layers": 1, "numerical_embedding": "none"},
 ]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from op_recorder import OpRecorder
-from own_layers import OWN
 
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.config import DataConfig
@@ -105,13 +104,13 @@ CASES = [
     {
         "dtype": torch.bfloat16,
         "parts": {
-            **{"numerical_embedding": "bins", "interaction_op": "dcn", "cross_rank": 3},
+            **{"numerical_embedding": "piecewise", "interaction_op": "dcn", "cross_rank": 3},
             **{"embedding_init_scale": 1, "cross_layers": 1},
         },
     },
     {
         "parts": {
-            **{"numerical_embedding": "periodic", "interaction_op": "cuda_dot,dcn"},
+            **{"numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn"},
             **{"cross_structure": "parallel", "embedding_init_scale": 1, "cross_layers": 1},
         }
     },
@@ -120,7 +119,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     "case",
-    [*CASES, {"parts": {**OWN, "embedding_init_scale": 1}}],
+    CASES,
     ids=lambda case: "-".join(map(str, case.values())),
 )
 def test_a_recorded_run_is_the_run(device, recorder, case):

@@ -42,14 +42,6 @@ def test_every_platform_agrees_with_the_checkpoint(export, listed, tmp_path, pla
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_narrow_tables_say_what_they_cost(export, listed, tmp_path):
-    repository = export(listed, tmp_path, "--embedding_precision=int8", "--max-auc-change=0.01")
-    report = report_of(repository)
-    assert report["table_bytes"] < 0.4 * report["table_bytes_fp32"]
-    assert list(report["by_table"]) == ["user", "tags", "history"]
-    assert 0 < report["greatest_difference"] < 0.2
-
-
 def test_shapes_have_the_rows_and_nothing_is_batched(exported, listed):
     config = config_of(exported / "model")
     inputs = {tensor["name"]: (tensor["data_type"], tensor["dims"]) for tensor in config["input"]}

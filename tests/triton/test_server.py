@@ -63,12 +63,12 @@ def test_raw_lines_get_the_scores_of_testing(server, trained, expected, model, t
     assert "1,000 rows in 4 batches" in done.stdout
 
 
-def test_the_client_reports_and_draws(server, trained, expected, tmp_path):
-    files = {name: tmp_path / name for name in ("scores.npy", "report.json", "plot.png")}
+def test_the_client_reports(server, trained, expected, tmp_path):
+    files = {name: tmp_path / name for name in ("scores.npy", "report.json")}
     done = run_client(
         *("-u", server.http, "--protocol=http", "--input", trained.dataset, "--batch-size=64"),
         *("--concurrency=1,3", "--output", files["scores.npy"], "--report", files["report.json"]),
-        *("--plot", files["plot.png"], "-H", "x-test:1"),
+        *("-H", "x-test:1"),
     )
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(files["scores.npy"]), expected, rtol=1e-4, atol=1e-5)
@@ -79,7 +79,6 @@ def test_the_client_reports_and_draws(server, trained, expected, tmp_path):
     report = json.loads(files["report.json"].read_text())
     assert [figures["concurrency"] for figures in report] == [1, 3]
     assert all(0 < f["p50_ms"] <= f["p95_ms"] <= f["p99_ms"] for f in report)
-    assert files["plot.png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_client_takes_nvidias_flags(server, trained, expected, tmp_path):
@@ -234,7 +233,7 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
     for thread in threads:
         thread.start()
     try:
-        flags = ("--triton-model-name=swapped", "--update", "--embedding_precision=int8")
+        flags = ("--triton-model-name=swapped", "--update", "--embedding_precision=fp16")
         export(trained, server.repository, *flags)
         end = time.monotonic() + ANSWERS_WITHIN
         while time.monotonic() < end and not (answers and answers[-1][0] == "2"):
@@ -251,7 +250,7 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
     for version, logits in (("1", expected[:100]), ("2", new)):
         for one in found[version]:
             np.testing.assert_allclose(one, logits, rtol=1e-4, atol=1e-5)
-    assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables
+    assert 1e-7 < np.abs(new - expected[:100]).max() < 1e-2  # fp16 tables
     log = (server.repository.parent / "log").read_text()
     assert log.count("TRITONBACKEND_ModelInstanceInitialize: swapped_") == 2  # each version once
     assert "Poll failed" not in log

@@ -1,33 +1,13 @@
-"""Names and limits of a DLRM's parts, which configurations know without torch.
-
-Names of a user's own layers are added by `dlrm.model.layers.own`.
-"""
+"""Names and limits of a DLRM's parts, which configurations know without torch."""
 
 import re
-from collections.abc import Callable
-from functools import cache
-from importlib.metadata import entry_points
-from typing import Any
 
 DCN = "dcn"
 QUADRATIC = "quadratic"
 INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN, QUADRATIC)
 CROSS_STRUCTURES = ("stacked", "parallel")
 NO_EMBEDDING = "none"  # numerical fields enter through the bottom MLP only
-NUMERICAL_KINDS = (NO_EMBEDDING, "piecewise", "periodic", "bins")
-PLAIN_MLP = "mlp"
-BUILT_IN = {  # by the setting that names them
-    "interaction_op": INTERACTION_NAMES,
-    "numerical_embedding": NUMERICAL_KINDS,
-    "top_mlp": (PLAIN_MLP,),
-}
-OWN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in BUILT_IN}
-REGISTERED_BY = {
-    "interaction_op": "register_interaction",
-    "numerical_embedding": "register_numerical_embedding",
-    "top_mlp": "register_top_mlp",
-}
-ENTRY_POINTS = "dlrm.layers"  # group of installed packages' modules that register layers
+NUMERICAL_KINDS = (NO_EMBEDDING, "piecewise")
 MAX_BINS = 256  # of a field, as in a fitted transform
 OUTPUT_INITS = ("uniform", "normal")
 POOLINGS = ("sum", "mean")
@@ -43,7 +23,7 @@ def interaction_names(interaction_op: str) -> list[str]:
     """
     names = interaction_op.split(",")
     for name in names:
-        check_layer("interaction_op", name, f"--interaction_op {interaction_op}")
+        _check_interaction(name, f"--interaction_op {interaction_op}")
         if names.count(name) > 1:
             raise ValueError(f"--interaction_op {interaction_op}: {name} is named twice")
     if {*names} >= _DOTS:
@@ -74,7 +54,7 @@ def ensemble_kinds(ensemble: int | str) -> tuple[str, ...]:
                 f"--ensemble {ensemble}: expected a number of members, or interactions with "
                 f"numbers such as dot*3,quadratic*3, got {part!r}"
             )
-        check_layer("interaction_op", found[1], f"--ensemble {ensemble}")
+        _check_interaction(found[1], f"--ensemble {ensemble}")
         kinds += [found[1]] * int(found[2] or 1)
     if len(kinds) < 2:
         raise ValueError(
@@ -84,40 +64,9 @@ def ensemble_kinds(ensemble: int | str) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def check_layer(setting: str, name: str, flag: str | None = None) -> None:
-    """Refuses a layer that is neither built in nor registered.
-
-    Args:
-        setting: the setting that names it, one of `BUILT_IN`.
-        flag: the flag with its value, if `name` is only a part of it.
-
-    Raises:
-        ValueError: the name is unknown; the message says how to register it.
-    """
-    if name in BUILT_IN[setting] or is_own(setting, name):
-        return
-    known = ", ".join((*BUILT_IN[setting], *OWN[setting]))
-    expected = f"one of {known}"
-    if setting == "interaction_op":
-        expected = f"{known}, or several of them with commas between"
-    hint = ""
-    if name.isidentifier():
-        hint = (
-            "; to use a layer of your own, first import the module that registers it with "
-            f'@dlrm.{REGISTERED_BY[setting]}("{name}")'
+def _check_interaction(name: str, flag: str) -> None:
+    if name not in INTERACTION_NAMES:
+        raise ValueError(
+            f"{flag}: expected {', '.join(INTERACTION_NAMES)}, or several of them with commas "
+            f"between, got {name!r}"
         )
-    flag = flag or f"--{setting} {name}"
-    raise ValueError(f"{flag}: expected {expected}, got {name!r}{hint}")
-
-
-def is_own(setting: str, name: str) -> bool:
-    """Returns whether a user has registered a layer; an unknown name loads the entry points."""
-    if name not in BUILT_IN[setting] and name not in OWN[setting]:
-        _load_entry_points()
-    return name in OWN[setting]
-
-
-@cache
-def _load_entry_points() -> None:
-    for entry in entry_points(group=ENTRY_POINTS):
-        entry.load()

@@ -5,31 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.layers.choices import is_own
 from dlrm.model.layers.interaction import INTERACTIONS, Interaction
-from dlrm.model.layers.own import OwnInteraction
 
 _ALIGNED = 8  # a composition is padded to a multiple of this many columns
 Make = Callable[[int, int], Interaction]  # from the number of vectors, and their columns
 
 
 def compose(
-    names: Sequence[str], num_vectors: int, dim: int, with_weights: Mapping[str, Make], seed: int
+    names: Sequence[str], num_vectors: int, dim: int, with_weights: Mapping[str, Make]
 ) -> Interaction:
     """Returns the interaction of one name, or the composition of several.
 
     Args:
         names: as `interaction_names` returns them; an empty list is "cat".
         with_weights: makes the interactions that have weights, by name.
-        seed: seed of the initial values of registered interactions.
     """
     kinds: dict[str, Make] = {**INTERACTIONS, **with_weights}
-    parts = [
-        OwnInteraction(name, num_vectors, dim, seed)
-        if is_own("interaction_op", name)
-        else kinds[name](num_vectors, dim)
-        for name in names or ["cat"]
-    ]
+    parts = [kinds[name](num_vectors, dim) for name in names or ["cat"]]
     return parts[0] if len(parts) == 1 else Composition(names, parts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, Values
-from dlrm.model.layers.choices import check_layer, ensemble_kinds, interaction_names
+from dlrm.model.layers.choices import ensemble_kinds, interaction_names
 from dlrm.settings import setting
 from dlrm.tasks.config import CLICK_CONFIGS
 
@@ -19,7 +19,6 @@ RUNTIMES = {
     "eager": "plain torch",
     "onnx": "ONNX Runtime",
     "torchscript": "traced TorchScript",
-    "aot": "AOTInductor, which takes a minute to compile",
 }
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of `dist_main`: those of NVIDIA's program of June 2020 on several GPUs.
@@ -105,6 +104,4 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     values = (flags or make_flags()).parse(arguments)
     interaction_names(values["interaction_op"])
     ensemble_kinds(values["ensemble"])
-    for name in ("numerical_embedding", "top_mlp"):
-        check_layer(name, values[name])
     return Values(dict(sorted(values.items())), values.given)

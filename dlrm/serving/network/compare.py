@@ -1,18 +1,13 @@
-"""Agreement of an exported model with its checkpoint: in value, in ranking, table by table."""
+"""Agreement of an exported model with its checkpoint, in value and in ranking."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dlrm.metrics.clicks import click_metrics
-from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble, members_of
-from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.platforms import Score
-from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
 _BATCH = 4096
@@ -81,59 +76,3 @@ def score_rows(score: Score, inputs: Inputs) -> np.ndarray:
         for begin in range(0, len(inputs.numerical), _BATCH)
     ]
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-@torch.inference_mode()
-def compare_tables(
-    model: DLRM | Ensemble, tables: QuantizedTables, inputs: Inputs, labels: np.ndarray
-) -> list[Agreement]:
-    """Returns, for each table, the effect on a model's logits of quantizing only this table.
-
-    The model's rows are replaced temporarily.
-    """
-    full = quantize_tables(model, "fp32").values
-    exported = exportable(model, QuantizedTables(full), inputs)
-
-    def score(*arrays: np.ndarray) -> np.ndarray:
-        return exported(*map(torch.from_numpy, arrays)).numpy()
-
-    before = score_rows(score, inputs)
-    result = []
-    for parts in _places(model):
-        kept = [full[part].clone() for part in parts]
-        for part in parts:
-            full[part] = tables.rows(part.start, part.stop).float()
-        result.append(agreement(before, score_rows(score, inputs), labels))
-        for part, values in zip(parts, kept, strict=True):
-            full[part] = values
-    return result
-
-
-def _places(model: DLRM | Ensemble) -> list[list[slice]]:
-    """Returns, for each table, the indices of its rows among all, member by member."""
-    rows = model.config.embedding_rows
-    ends = np.cumsum(rows)
-    firsts = [sum(rows) * index for index in range(len(members_of(model)))]
-    return [
-        [slice(first + int(end) - size, first + int(end)) for first in firsts]
-        for end, size in zip(ends, rows, strict=True)
-    ]
-
-
-def table_lines(
-    names: Sequence[str],
-    model: DLRM | Ensemble,
-    tables: QuantizedTables,
-    agreements: Sequence[Agreement],
-) -> list[str]:
-    """Returns a table to print: size of each table, and the effect of quantizing only this one."""
-    lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
-    for name, parts, agreement in zip(names, _places(model), agreements, strict=True):
-        rows = sum(part.stop - part.start for part in parts)
-        size = sum(tables.rows(part.start, part.stop).num_bytes for part in parts)
-        share = size / (4 * rows * model.config.embedding_dim)
-        lines.append(
-            f"{name:<24}{rows:>12,}{size:>14,}{share:>9.3f}"
-            f"{agreement.auc_change:>+12.1e}{agreement.log_loss_change:>+12.1e}"
-        )
-    return lines

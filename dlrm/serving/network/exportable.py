@@ -1,11 +1,11 @@
-"""The exported form of the network: plain operators over tables of 32, 16 or 8 bits.
+"""The exported form of the network: plain operators over tables of 32 or 16 bits.
 
-TorchScript, ONNX and AOTInductor all export this module, so their results agree. An id outside its
-table is treated as id 0, unknown.
+TorchScript and ONNX export this module, so their results agree. An id outside its table is treated
+as id 0, unknown.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.mlp import without_norms
-from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.model.score import Score
-from dlrm.serving.network.quantize import QuantizedTables, wide_rows
+from dlrm.serving.network.quantize import wide_rows
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
 
@@ -39,7 +38,7 @@ class Exportable(nn.Module):
     def __init__(
         self,
         model: DLRM,
-        tables: QuantizedTables,
+        tables: Tensor,
         probability: bool = False,
         recalibration: Recalibration | None = None,
     ) -> None:
@@ -55,7 +54,7 @@ class Exportable(nn.Module):
         self.register_buffer("sizes", sizes)
         self.register_buffer("first_rows", (rows.cumsum(0) - rows)[of_fields])
         self.tables = _Lookup(tables)
-        self.wide = _Lookup(QuantizedTables(_wide_weights(model, tables)))
+        self.wide = _Lookup(_wide_weights(model, tables))
         self.bottom_mlp = model.bottom_mlp.exportable()
         embedding = model.numerical_embedding
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
@@ -91,10 +90,8 @@ class _Score(nn.Module):
         super().__init__()
         self.interact, columns = trained.interact.exportable()
         self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
-        self.top_mlp = nn.Sequential(*_plain_layers(trained.top_mlp))
-        if columns is not None and any(isinstance(one, OwnLayer) for one in trained.top_mlp):
-            self.interact = _InOrder(self.interact, columns, trained.interact.width)
-        elif columns is not None and len(self.top_mlp):
+        self.top_mlp = nn.Sequential(*without_norms(trained.top_mlp))
+        if columns is not None and len(self.top_mlp):
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
         elif columns is not None:
             crossed = range(trained.interact.width, trained.output.in_features)
@@ -158,7 +155,7 @@ class _EnsembleOfBags(ExportableEnsemble):
 
 def exportable(
     model: DLRM | Ensemble,
-    tables: QuantizedTables,
+    tables: Tensor,
     inputs: Inputs,
     probability: bool = False,
     recalibration: Recalibration | None = None,
@@ -174,7 +171,7 @@ def exportable(
         return made(model, tables, probability, recalibration).eval()
     rows = sum(model.config.embedding_rows)
     members = [
-        made(member, tables.rows(rows * index, rows * (index + 1)))
+        made(member, tables[rows * index : rows * (index + 1)])
         for index, member in enumerate(members_of(model))
     ]
     ensemble = _EnsembleOfIds if inputs.lengths is None else _EnsembleOfBags
@@ -325,59 +322,21 @@ class _Attention(nn.Module):
 class _Lookup(nn.Module):
     """Rows of all tables, as float32."""
 
-    def __init__(self, tables: QuantizedTables) -> None:
+    def __init__(self, tables: Tensor) -> None:
         super().__init__()
-        self.quantized = tables.scale is not None
         self.values: Tensor
-        self.register_buffer("values", tables.values)
-        scale = torch.empty(0) if tables.scale is None else tables.scale
-        offset = torch.empty(0) if tables.offset is None else tables.offset
-        self.scale: Tensor
-        self.offset: Tensor
-        self.register_buffer("scale", scale)
-        self.register_buffer("offset", offset)
+        self.register_buffer("values", tables)
 
     def forward(self, rows: Tensor) -> Tensor:
-        vectors = F.embedding(rows, self.values).float()
-        if self.quantized:
-            scale = F.embedding(rows, self.scale).float()
-            vectors = vectors * scale + F.embedding(rows, self.offset).float()
-        return vectors
+        return F.embedding(rows, self.values).float()
 
 
-class _InOrder(nn.Module):
-    """The exported form of an interaction, with the columns of the trained one.
-
-    Args:
-        interact: the exported form.
-        columns: see `Interaction.exportable`.
-        width: columns of the trained one; those that `columns` lacks are zero.
-    """
-
-    def __init__(self, interact: nn.Module, columns: list[int], width: int) -> None:
-        super().__init__()
-        self.interact = interact
-        places = {column: place for place, column in enumerate(columns) if column >= 0}
-        zero = len(columns)
-        self.places: Tensor
-        chosen = torch.tensor([places.get(column, zero) for column in range(width)])
-        self.register_buffer("places", chosen)
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        return F.pad(self.interact(dense, embeddings), (0, 1)).index_select(1, self.places)
-
-
-def _plain_layers(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the layers of an MLP, without norms and with a user's own modules as they are."""
-    return without_norms(one.module if isinstance(one, OwnLayer) else one for one in layers)
-
-
-def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
+def _wide_weights(model: DLRM, tables: Tensor) -> Tensor:
     """Returns the weight of each id, `[rows, 1]`: float32 for float32 tables, otherwise float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
     weights = wide_rows(model)
-    return weights if tables.values.dtype == torch.float32 else weights.half()
+    return weights if tables.dtype == torch.float32 else weights.half()
 
 
 def _with_columns(layer: nn.Module, columns: list[int]) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Platforms that run an exported network: TorchScript, ONNX Runtime, AOTInductor.
+"""Platforms that run an exported network: TorchScript and ONNX Runtime.
 
 The exporter writes a network by one of them, and opens it as a function from numpy arrays to numpy
 arrays, to compare it with the trained one.
@@ -8,9 +8,9 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlrm.command_line import missing_extra
 from dlrm.serving.server.names import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
@@ -33,8 +33,7 @@ class Platform(ABC):
         name: name among the flags of the exporter.
         help: description.
         file: file or directory that it writes.
-        triton: field of `config.pbtxt` that chooses the runtime, and its value; None if Triton does
-            not serve it.
+        triton: field of `config.pbtxt` that chooses the runtime, and its value.
         script: file in `dlrm/deployment` that Triton's Python backend runs, on the CPU, and that
             takes raw rows as well; None if Triton has a runtime of its own, which takes ids only.
         runtime: name in `--inference_benchmark_runtimes`; None if it is not measured.
@@ -44,7 +43,7 @@ class Platform(ABC):
     name: str
     help: str
     file: str
-    triton: tuple[str, str] | None = None
+    triton: tuple[str, str]
     script: str | None = None
     runtime: str | None = None
     packages: tuple[str, ...] = ()
@@ -69,7 +68,7 @@ class Onnx(Platform):
     """ONNX, with the weights in a file beside the graph, since they may exceed 2 GB."""
 
     name, help, file = "onnx", "ONNX Runtime", ONNX
-    triton: tuple[str, str] | None = ("platform", "onnxruntime_onnx")
+    triton = ("platform", "onnxruntime_onnx")
     runtime: str | None = "onnx"
     packages = ("onnx", "onnxscript", "onnxruntime")
 
@@ -139,78 +138,23 @@ class TorchScript(Platform):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return _score_by(torch.jit.load(os.fspath(directory / self.file)))
+            module = torch.jit.load(os.fspath(directory / self.file))
+
+        @torch.inference_mode()
+        def score(*arrays: "np.ndarray") -> "np.ndarray":
+            return module(*map(torch.from_numpy, arrays)).numpy()
+
+        return score
 
 
-class AOTInductor(Platform):
-    """A library that torch compiles from the network; needs a C++ compiler."""
-
-    name, help = "aot", "AOTInductor, which takes a minute to compile"
-    file, runtime = "model.pt2", "aot"
-
-    def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
-        import torch
-
-        path = os.fspath(directory / self.file)
-        with torch.no_grad():
-            program = torch.export.export(module, example, dynamic_shapes=_dynamic(example, 1))
-            torch._inductor.aoti_compile_and_package(program, package_path=path)
-
-    def open(self, directory: Path) -> Score:
-        import torch
-
-        return _score_by(torch._inductor.aoti_load_package(os.fspath(directory / self.file)))
-
-
-def write_network(
-    platform: Platform,
-    module: "nn.Module",
-    example: "tuple[Tensor, ...]",
-    directory: Path,
-    own_layers: Sequence[str] = (),
-) -> None:
-    """Writes a network by a platform; arguments and errors are those of `Platform.write`.
-
-    Args:
-        own_layers: the layers in it that are not of this package.
-
-    Raises:
-        ValueError: the platform cannot write a network with such layers; the message names them.
-    """
-    try:
-        platform.write(module, example, directory)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:
-        if not own_layers:
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"{platform.help} cannot express this model with its own layers, "
-            f"{', '.join(own_layers)}: {reason}. Write their forward in tensor operations without "
-            "decisions by values, or choose another of the platforms "
-            f"{', '.join(name for name in PLATFORMS if name != platform.name)}"
-        ) from error
-
-
-def _score_by(module: Callable[..., Any]) -> Score:
-    import torch
-
-    @torch.inference_mode()
-    def score(*arrays: "np.ndarray") -> "np.ndarray":
-        return module(*map(torch.from_numpy, arrays)).numpy()
-
-    return score
-
-
-def _dynamic(example: "tuple[Tensor, ...]", least: int | None = None) -> tuple[dict, ...]:
+def _dynamic(example: "tuple[Tensor, ...]") -> tuple[dict, ...]:
     """Returns the dynamic dimensions of each input: rows and, for bags, the total number of ids."""
     import torch
 
-    batch = {0: torch.export.Dim("batch", min=least)}
+    batch = {0: torch.export.Dim("batch")}
     if len(example) == 2:
         return batch, batch
-    total = {0: torch.export.Dim("total", min=least)}
+    total = {0: torch.export.Dim("total")}
     return (batch, total, batch, total)[: len(example)]
 
 
@@ -227,7 +171,7 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(missing_extra(error, "serve")) from error
 
 
-_ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())
+_ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"))
 PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in _ALL}
 # What `--inference_benchmark_runtimes` measures besides the model as trained.
 RUNTIMES = {"eager": "plain torch"} | {p.runtime: p.help for p in _ALL if p.runtime}

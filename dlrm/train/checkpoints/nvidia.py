@@ -192,8 +192,6 @@ def _check_dlrm(saved: SavedModel) -> None:
     flags = saved.config.get("flags", {})
     own = [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]
     own += ["--ema_decay"] if flags.get("ema_decay") is not None else []
-    top = flags.get("top_mlp", "mlp")
-    own += [f"--top_mlp {top}"] if top != "mlp" else []
     if own:
         raise ValueError(
             f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "

@@ -6,7 +6,6 @@ from dlrm.settings import check_settings, setting
 
 # The names in the registries of `row_optimizers` and `dense`.
 TABLE_OPTIMIZER_NAMES = ("sgd", "adagrad", "row_wise_adagrad", "adam")
-WIDE_OPTIMIZER_NAMES = ("ftrl",)
 CLICK_OPTIMIZER_NAMES = ("sgd", "adagrad", "adam")
 LAMB_NAMES = ("nvlamb", "popart", "paper")
 NETWORK_OPTIMIZER_NAMES = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", "lamb")
@@ -35,49 +34,12 @@ class OptimizerConfig:
         "looked_up, those of the batch",
         choices=L2_MODES,
     )
-    wide_optimizer: str | None = setting(
-        None,
-        "Optimizer of the weights of --wide; ftrl: FTRL-Proximal, whose --ftrl_l1 makes weights "
-        "exactly 0; default: that of the tables, with --embedding_l2",
-        choices=WIDE_OPTIMIZER_NAMES,
-    )
-    ftrl_alpha: float = setting(
-        0.1,
-        "Learning rate of --wide_optimizer ftrl, which --lr and its schedule do not change",
-        above=0,
-    )
-    ftrl_beta: float = setting(
-        1.0,
-        "Added by --wide_optimizer ftrl to the root of a weight's sum of squared gradients, by "
-        "which it divides --ftrl_alpha",
-        least=0,
-    )
-    ftrl_l1: float = setting(
-        0.0,
-        "L1 regularization of --wide_optimizer ftrl, of the sum of the mean losses of all steps",
-        least=0,
-    )
-    ftrl_l2: float = setting(
-        0.0,
-        "L2 regularization of --wide_optimizer ftrl, of the sum of the mean losses of all steps",
-        least=0,
-    )
     weight_decay: float = setting(
         0.0, "Weight decay of the MLPs' matrices, added to their gradients", least=0
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.wide_optimizer is not None and self.freeze_embeddings:
-            raise ValueError(
-                f"--wide_optimizer {self.wide_optimizer} contradicts --freeze_embeddings, which "
-                "freezes the wide term, too"
-            )
-        for flag in ("ftrl_alpha", "ftrl_beta", "ftrl_l1", "ftrl_l2"):
-            value = getattr(self, flag)
-            default = type(self).__dataclass_fields__[flag].default
-            if value != default and self.wide_optimizer != "ftrl":
-                raise ValueError(f"--{flag} {value} is for --wide_optimizer ftrl")
         for flag, frozen in (("embedding_l2", "embeddings"), ("weight_decay", "mlps")):
             value = getattr(self, flag)
             if value and getattr(self, f"freeze_{frozen}"):

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm.ops.row_rules import ADAGRAD, ADAM, FTRL, ROW_WISE_ADAGRAD, SGD, RowRule
+from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_WISE_ADAGRAD, SGD, RowRule
 from dlrm.ops.row_update import decay_rows, update_rows
 from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights, without_wrapper
-from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.missed_steps import MissedSteps
 
 
@@ -46,7 +45,11 @@ def table_optimizer(
     """
     parameters, chosen = list(parameters), TABLE_OPTIMIZERS[kind]
     if native:
-        groups = _groups(parameters, low or {}, table_sizes or {})
+        low, sizes = low or {}, table_sizes or {}
+        groups = [
+            {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
+            for weight in parameters
+        ]
         optimizer = chosen.rows(groups, torch.zeros((), device=parameters[0].device))
         optimizer.add_l2(l2, l2_mode)
         return optimizer
@@ -55,34 +58,6 @@ def table_optimizer(
     if chosen.sparse is None:
         raise ValueError(f"--embedding_optimizer {kind} needs --embedding_type joint_fused")
     return chosen.sparse(parameters)
-
-
-def wide_optimizer(
-    config: OptimizerConfig,
-    parameters: Iterable[Tensor],
-    table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
-) -> "RowOptimizer":
-    """Returns the optimizer of a wide term that has one of its own; see `table_optimizer`."""
-    parameters = list(parameters)
-    assert config.wide_optimizer is not None, "the tables' optimizer has the wide term"
-    return WIDE_OPTIMIZERS[config.wide_optimizer].rows(
-        _groups(parameters, {}, table_sizes or {}),
-        torch.full((), config.ftrl_alpha, device=parameters[0].device),
-        beta=config.ftrl_beta,
-        l1=config.ftrl_l1,
-        ridge=config.ftrl_l2,
-    )
-
-
-def _groups(
-    parameters: Sequence[Tensor],
-    low: Mapping[Tensor, Tensor],
-    table_sizes: Mapping[Tensor, Sequence[int]],
-) -> list[dict]:
-    return [
-        {"params": [weight], "low": low.get(weight), "table_sizes": table_sizes.get(weight)}
-        for weight in parameters
-    ]
 
 
 class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
@@ -299,22 +274,6 @@ class RowAdam(RowOptimizer):
         return math.sqrt(1 - group["beta2"] ** (float(self.state[weight]["step"]) + 1))
 
 
-class RowFTRL(RowOptimizer):
-    """FTRL-Proximal (McMahan et al., 2013, algorithm 1) on touched rows; see `ops.row_ftrl_`.
-
-    Its learning rate, alpha, is the one it is made with: the sum `z` belongs to a single rate.
-    """
-
-    rule = FTRL
-
-    def __init__(self, parameters: Weights, lr: Tensor, **constants: float):
-        super().__init__(parameters, torch.zeros_like(lr), **constants)
-        self._alpha = lr
-
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        self._update(weight, (rows, grad, self._alpha), group)
-
-
 class TableOptimizer(NamedTuple):
     """The optimizers of tables that share a rule.
 
@@ -346,4 +305,3 @@ TABLE_OPTIMIZERS = {
         TableOptimizer(RowAdam, partial(torch.optim.SparseAdam, lr=1.0)),
     )
 }
-WIDE_OPTIMIZERS = {RowFTRL.rule.name: TableOptimizer(RowFTRL)}
