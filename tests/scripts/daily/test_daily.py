@@ -13,6 +13,7 @@ import daily_steps
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
+from test_documented_commands import MODEL
 
 from dlrm.locks import try_lock
 from dlrm.scripts.commands import COMMANDS, run
@@ -21,18 +22,7 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
-FLAGS = """\
---batch_size=128
---embedding_dim=4
---bottom_mlp_sizes=8,4
---top_mlp_sizes=8,1
---lr=0.01
---warmup_steps=0
---decay_start_step=0
---decay_steps=0
---mlp_optimizer=adam
---embedding_optimizer=adam
-"""
+FLAGS = "\n".join(["--batch_size=128", "--lr=0.01", "--mlp_optimizer=adam", *MODEL])
 SCHEMA = """\
 label: click
 groups: [user]
