@@ -23,9 +23,6 @@ from routes_testing import (
     written,
 )
 
-import dlrm
-from dlrm.serving.scoring import probability
-
 PIECES = [*"abT0129.-+eE:", " ", ",", '"', "'", ";", "|", "\\", "é", "１", "True", "false", "nan"]
 PIECES += ["NA", "1.0", "12", "007", "2026-01-02", "08:00:00", "T", "Z", "1e5", "null", "day "]
 SAFE = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
@@ -159,25 +156,3 @@ def test_drawn_tables_are_the_same_on_every_route(drawn):
 def test_many_drawn_tables_are_the_same_on_every_route(drawn):
     with TemporaryDirectory() as folder:
         compare(*drawn, Path(folder))
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(tables())
-def test_models_of_drawn_tables_give_equal_scores(drawn):
-    table, kinds, route = drawn
-    routes = routes_of(table, kinds)
-    frame = route if route in FRAMES and route in routes else "arrow"
-    rows = len(next(iter(table.values())))
-    table = {**table, "last": ["x"] * rows}
-    labeled = FRAMES[frame](table | {"y": [place % 2 for place in range(rows)]})
-    schema = {"label": "y", "categorical": list(table)}
-    data = dlrm.Dataset.from_arrow(labeled, schema, test=labeled, cores=1)
-    model = dlrm.fit(data, epochs=1)
-    expected = model.predict(labeled)
-    with TemporaryDirectory() as folder:
-        paths = written(table, Path(folder), routes)
-        for other in routes:
-            parts = inputs_of(model.transform, table, other, paths)
-            scores = probability(np.concatenate([model.logits_of(part) for part in parts]))
-            np.testing.assert_array_equal(scores, expected, err_msg=other)

@@ -64,6 +64,9 @@ def schemas(draw):
     unit, form = draw(st.sampled_from([(None, None), ("ns", None), (None, "%d/%m/%Y")]))
     time = TimeField("time", draw(st.sampled_from([None, "UTC"])), unit, form)
     columns = tuple(field.column for field in categorical)
+    categorical.append(CategoricalField("rows of a table", "id", cardinality=300))
+    options = {"keep": "first", "ordered": False, "weights": "listed for", "pooling": "mean"}
+    categorical.append(CategoricalField("list of values", max_length=4, **options))
     crosses = [Cross(columns, "crossed", 7, draw(st.none() | st.just(2)))] if columns[1:] else []
     return Schema(
         label,
