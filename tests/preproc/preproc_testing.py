@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections import Counter
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
 from unittest.mock import patch
@@ -35,13 +36,6 @@ def killed_at(number):
 
     with patch.object(Path, "replace", replace), pytest.raises(KilledError):
         yield
-
-
-def renamings(run):
-    """Returns the number of files that a function creates by renaming."""
-    with patch.object(Path, "replace", autospec=True, side_effect=Path.replace) as replace:
-        run()
-    return replace.call_count
 
 
 def half(value):
@@ -126,3 +120,37 @@ def package_archive(folder: Path) -> Path:
     """Makes the archive of the package that `spark-submit --py-files` sends."""
     root = Path(dlrm.__file__).parents[1]
     return Path(shutil.make_archive(str(folder / "dlrm"), "zip", root, "dlrm"))
+
+
+class Page(HTMLParser):
+    """Content of a page: its tags, and the cell texts of each table."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.tables, self.scopes = [], [], [], 0
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        assert "src" not in attrs, "nothing from elsewhere"
+        assert attrs.get("href", "#").startswith("#"), "nothing from elsewhere"
+        self.tags.append(tag)
+        if tag == "meta":
+            return
+        self.open.append(tag)
+        if tag == "th":
+            assert attrs["scope"] in ("col", "row", "colgroup")
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"th", "td"} & set(self.open):
+            self.tables[-1][-1][-1] += data

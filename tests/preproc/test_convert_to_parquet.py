@@ -195,15 +195,3 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(dataset, logs, tmp
     with pytest.raises(FileExistsError, match="exists and is not empty"):
         convert(dataset, tmp_path / "out")
     assert convert(dataset, tmp_path / "out", "ids", replace=True)["test"] == 200
-
-
-def test_command(logs, tmp_path):
-    arguments = ["--dataset", logs[1], "--output", tmp_path / "o", "--output_format", "parquet"]
-    done = forked.run("dlrm.scripts.convert", *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "train 700  test 125  validation 125 rows; complete" in done.stdout
-    again = forked.run("dlrm.scripts.convert", *arguments)
-    assert again.returncode == 1
-    (line,) = again.stderr.splitlines()
-    assert line.startswith(f"error: {tmp_path / 'o'}: exists and is not empty")
-    assert pq.read_table(tmp_path / "o" / "train").num_rows == 700

@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from preproc_testing import killed_at, renamings
 from tables_testing import Inline, contents as all_contents, prepare, write_table
 
 import dlrm
@@ -112,7 +111,8 @@ def chain(folder, days, schema=SCHEMA):
     for number, table in enumerate(days, 1):
         file = write_table(table, folder / f"day{number}.parquet", 17)
         increment = IncrementConfig(made[-1] if made else None)
-        prepare(schema, [file], folder / f"{number}", increment=increment, output_ordering="input")
+        how = {"output_ordering": "input", "split_bytes": 500}  # parts of a few rows
+        prepare(schema, [file], folder / f"{number}", increment=increment, **how)
         made.append(folder / f"{number}")
     return made
 
@@ -183,24 +183,20 @@ def contents(folder):
     return {name: data for name, data in files.items() if not name.endswith(".verified.json")}
 
 
-def changed(schema, **entries):
-    return schema | entries
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"table": small(3) | {"y": [False] * 60}}, r"--extend .*/2: expected rows with label 1"),
         (
-            {"schema": changed(TEXTS, numerical=[{"column": "n", "transform": "log"}])},
+            {"schema": TEXTS | {"numerical": [{"column": "n", "transform": "log"}]}},
             r"another one: numerical n: transform: the default in the transform and 'log' in the",
         ),
         (
-            {"schema": changed(TEXTS, categorical=["item"])},
+            {"schema": TEXTS | {"categorical": ["item"]}},
             r"another one: categorical user: .* in the transform and nothing in the schema",
         ),
         (
-            {"schema": changed(TEXTS, categorical=TEXTS["categorical"][::-1])},
+            {"schema": TEXTS | {"categorical": TEXTS["categorical"][::-1]}},
             r"another one: categorical: another order",
         ),
     ],
@@ -216,7 +212,7 @@ def test_rows_that_extend_nothing_are_refused(options, message, two, tmp_path):
 
 def test_limits_may_change(two, tmp_path):
     fields = [field | {"frequency_limit": 1} for field in TEXTS["categorical"]]
-    extend(two / "2", tmp_path / "3", schema=changed(TEXTS, categorical=fields))
+    extend(two / "2", tmp_path / "3", schema=TEXTS | {"categorical": fields})
     fitted = Transform.load(tmp_path / "3" / "transform")
     assert set(small(3)["user"]) - {None} <= set(fitted.dictionaries[1].values())
 
@@ -252,56 +248,6 @@ def test_a_label_that_the_parent_does_not_have_is_named(tmp_path):
 def test_numerics_need_a_parent():
     with pytest.raises(ValueError, match="--numerics: expected --extend too, got none"):
         IncrementConfig(numerics="refit")
-
-
-@pytest.mark.slow
-def test_a_day_has_the_same_bytes_in_parts_of_any_size(two, tmp_path):
-    made = []
-    for number, size in enumerate((1 << 20, 500)):
-        extend(two / "2", tmp_path / f"{number}")
-        prepare(
-            TEXTS,
-            [tmp_path / "rows0.parquet"],
-            tmp_path / f"of{size}",
-            increment=IncrementConfig(extend=two / "2"),
-            split_bytes=size,
-        )
-        made.append(contents(tmp_path / f"of{size}"))
-    assert made[0] == made[1]
-
-
-@pytest.mark.slow
-def test_a_killed_day_goes_on_to_the_same_bytes(two, tmp_path):
-    before = contents(two)
-    extend(two / "2", tmp_path / "3")
-    whole = contents(tmp_path / "3")
-
-    def again():
-        shutil.rmtree(tmp_path / "3")
-        shutil.rmtree(tmp_path / "3.unfinished", ignore_errors=True)
-        extend(two / "2", tmp_path / "3")
-
-    for number in range(2, renamings(again), 9):  # the first is the record of verified files
-        shutil.rmtree(tmp_path / "3", ignore_errors=True)
-        with killed_at(number):
-            extend(two / "2", tmp_path / "3")
-        extend(two / "2", tmp_path / "3")
-        assert contents(tmp_path / "3") == whole, number
-    assert contents(two) == before
-
-
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
-@pytest.mark.slow
-def test_engines_write_the_same_days(engine, request, two, tmp_path):
-    extend(two / "2", tmp_path / "3")
-    prepare(
-        TEXTS,
-        [tmp_path / "rows3.parquet"],
-        tmp_path / "other",
-        engine=request.getfixturevalue(engine),
-        increment=IncrementConfig(extend=two / "2"),
-    )
-    assert contents(tmp_path / "other") == contents(tmp_path / "3")
 
 
 def hashes_of(logs, column):

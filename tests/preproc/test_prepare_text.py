@@ -45,18 +45,3 @@ def test_the_command_writes_a_dataset_and_says_what_is_in_it(prepare, tmp_path):
     again = prepare("--max_seq_length=16", "--max_predictions_per_seq=3", "--no-lower_case")
     assert again.returncode == 0, again.stderr
     assert '"lower_case": false' in (tmp_path / "out" / "manifest.json").read_text()
-
-
-def test_errors_are_one_line_and_leave_nothing(prepare, tmp_path):
-    for flags, message in [
-        (["--dupe_factor=0"], "error: flag --dupe_factor=0: 0 is not a positive integer\n"),
-        (["--source=none"], "error: none: no such file or directory\n"),
-        (
-            ["--vocab_file=text.txt"],
-            "error: text.txt: line 3: expected a token, got an empty line\n",
-        ),
-    ]:
-        done = prepare(*flags)
-        assert done.returncode == (2 if message.startswith("error: flag --") else 1)
-        assert done.stderr.splitlines()[-1].startswith(message.rstrip("\n"))
-        assert not (tmp_path / "out").exists()

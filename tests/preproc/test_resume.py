@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from preproc_testing import GOOD, KilledError, killed_at, renamings, write_days
+from preproc_testing import GOOD, KilledError, killed_at, write_days
 from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
@@ -49,22 +48,6 @@ def whole(raw, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole")
     prepare(Inline(), raw, output, log_format=LogFormat(2, 3), split_bytes=2000)
     return contents(output)
-
-
-@pytest.mark.slow
-def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_path):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    files = renamings(lambda: prepare(Inline(), raw, tmp_path / "count", **options))
-    assert files > 60
-    for number in range(1, files + 1):
-        output = tmp_path / str(number)
-        with killed_at(number):
-            prepare(Inline(), raw, output, **options)
-        assert not (output / "dataset").exists()
-        # The first run's number of splits is kept.
-        prepare(Inline(), raw, output, **(options | {"split_bytes": 777}))
-        assert contents(output) == whole, number
-        shutil.rmtree(output)
 
 
 def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path):
@@ -204,50 +187,6 @@ def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
     assert contents(tmp_path) == whole
 
 
-@pytest.fixture(scope="module")
-def command(tmp_path_factory):
-    """A command for a log that takes seconds, without its output."""
-    folder = tmp_path_factory.mktemp("log")
-    simulate(Simulation(rows=50_000, days=3), folder / "raw")
-    flags = [f"--input_folder={folder / 'raw'}", "--cores=2", "--split_bytes=700000"]
-    return [sys.executable, COMMAND, *flags]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(command, tmp_path_factory):
-    output = tmp_path_factory.mktemp("uninterrupted")
-    command = [*command, "--engine=local", f"--output_folder={output}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return contents(output / "binary_dataset")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
-def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, request):
-    if engine == "spark":
-        request.getfixturevalue("java")
-    command = [*command, f"--engine={engine}", f"--output_folder={tmp_path}"]
-    dataset = tmp_path / "binary_dataset"
-    delays = {"local": [0.4 + 0.2 * i for i in range(45)], "spark": [0.1, 100]}[engine]
-    for delay in delays:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if engine == "spark":  # its start takes too variable a time
-            next(line for line in process.stdout if line.startswith(b"count:"))
-        try:
-            assert process.wait(delay) == 0, process.stderr.read().decode()
-            break
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            if dataset.exists():  # killed after publishing
-                read_manifest(dataset, "dataset", check_crc=True)
-        finally:
-            process.stdout.close()
-            process.stderr.close()
-    read_manifest(dataset, "dataset", check_crc=True)
-    assert contents(dataset) == uninterrupted
-
-
 def begin(raw, output, **options):
     """Leaves an unfinished run."""
     with killed_at(20):
@@ -257,9 +196,7 @@ def begin(raw, output, **options):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 1}, "--seed was 0 and is 1"),
         ({"numeric_transform": "nvidia"}, "--numeric_transform was readme and is nvidia"),
-        ({"output_format": "binary"}, "--output_format was split_binary and is binary"),
         ({"dictionary_days": (0, 0)}, r"--dictionary_days was not there and is \[0, 0\]"),
     ],
 )

@@ -2,12 +2,12 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preproc_testing import Page
 from tables_testing import prepare
 
 from dlrm.data.sources.columns import Parsed
@@ -32,40 +32,6 @@ SCHEMA = {
         {"column": NASTY, "type": "integer", "frequency_limit": 3},
     ],
 }
-
-
-class Page(HTMLParser):
-    """Content of a page: its tags, and the cell texts of each table."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.tables, self.scopes = [], [], [], 0
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        assert "src" not in attrs, "nothing from elsewhere"
-        assert attrs.get("href", "#").startswith("#"), "nothing from elsewhere"
-        self.tags.append(tag)
-        if tag == "meta":
-            return
-        self.open.append(tag)
-        if tag == "th":
-            assert attrs["scope"] in ("col", "row", "colgroup")
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("th", "td"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if {"th", "td"} & set(self.open):
-            self.tables[-1][-1][-1] += data
 
 
 def table(rows=4000):
