@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import json
 import lzma
 import re
 from datetime import date, datetime
@@ -10,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyarrow import feather, orc
-from tables_testing import COLUMNAR, prepare
+from tables_testing import prepare, write_table
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
@@ -54,6 +51,27 @@ def csv(values, header="y,c"):
     return "".join([f"{header}\n", *(f"{i % 2},{value}\n" for i, value in enumerate(values))])
 
 
+def put(path, content):
+    """Writes a text, bytes, or columns as the kind of file of a suffix; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, dict):
+        return write_table(content, path)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def numbers_of(tmp, path, schema):
+    """Prepares a file, and returns the values of its numbers in the order of the rows."""
+    prepare(schema, [path], tmp / "numbers", output_ordering="input", replace=True)
+    return np.fromfile(tmp / "numbers" / "train" / "numerical.bin", np.float16).tolist()
+
+
+def times_of(tmp, path, time):
+    """Prepares a file, and returns the times of its rows."""
+    values_of(tmp, path, {**SCHEMA, "time": time}, restart=True)
+    return np.fromfile(tmp / "dataset" / "train" / "time.bin", "<M8[us]").astype(str).tolist()
+
+
 def values_of(tmp, inputs, schema=SCHEMA, **options):
     """Prepares files, and returns the values of the field `c` in the order of the rows."""
     output = tmp / "dataset"
@@ -83,26 +101,16 @@ def refusal(tmp, path, message, schema=SCHEMA, **options):
     "`.ndjson`, `.json`"
 )
 def _(tmp):
-    table = pa.table({"y": [0, 1], "c": ["a", "b"]})
-    for name in ("c.orc", "c.ARROW", "c.feather"):
-        (tmp / name).mkdir()
-        (orc.write_table if name == "c.orc" else feather.write_feather)(table, tmp / name / name)
-        assert values_of(tmp / name, tmp / name / name) == ["a", "b"]
-    for name in ("a.CSV", "a.txt", "a.data"):
-        folder = tmp / name
-        folder.mkdir()
-        (folder / name).write_text(csv("ab"))
-        assert values_of(folder, folder / name) == ["a", "b"]
-    for name in ("b.tsv", "b.NDJSON", "b.json", "b.Parquet", "b.pq"):
-        folder = tmp / name
-        folder.mkdir()
-        if name.endswith("tsv"):
-            (folder / name).write_text(csv("ab").replace(",", "\t"))
-        elif "j" in name.lower():
-            (folder / name).write_text('{"y": 0, "c": "a"}\n{"y": 1, "c": "b"}\n')
-        else:
-            pq.write_table(table, folder / name)
-        assert values_of(folder, folder / name) == ["a", "b"]
+    columns = {"y": [0, 1], "c": ["a", "b"]}
+    lines = '{"y": 0, "c": "a"}\n{"y": 1, "c": "b"}\n'
+    contents = {"orc": columns, "arrow": columns, "parquet": columns, "tsv": "y\tc\n0\ta\n1\tb\n"}
+    contents |= dict.fromkeys(("csv", "txt", "data"), csv("ab"))
+    contents |= dict.fromkeys(("ndjson", "json"), lines)
+    for suffix, content in contents.items():
+        path = put(tmp / suffix / f"a.{suffix}", content)
+        again = {"orc": "ORC", "arrow": "feather", "parquet": "pq", "csv": "CSV"}
+        path = path.rename(path.with_suffix(f".{again.get(suffix, suffix)}"))
+        assert values_of(tmp / suffix, path) == ["a", "b"], path
 
 
 def stream(path, *batches):
@@ -128,22 +136,19 @@ def _(tmp):
 @row("text packed as `.gz`, `.bz2`, `.xz`, `.zst`")
 def _(tmp):
     raw = csv("ab").encode()
-    packed = {"day1.csv.GZ": gzip.compress(raw), "day2.csv.bz2": bz2.compress(raw)}
-    packed |= {"day3.csv.xz": lzma.compress(raw), "day4.csv.zst": bytes(pa.compress(raw, "zstd"))}
-    packed |= {"day5.csv": gzip.compress(raw) + gzip.compress(b"1,c\n")}
-    (tmp / "in").mkdir()
-    for name, content in packed.items():
-        (tmp / "in" / name).write_bytes(content)
+    packs = {"csv.GZ": gzip.compress, "csv.bz2": bz2.compress, "csv.xz": lzma.compress}
+    packs |= {"csv.zst": lambda one: bytes(pa.compress(one, "zstd"))}
+    packs |= {"csv": lambda one: gzip.compress(one) + gzip.compress(b"1,c\n")}
+    for day, (suffix, pack) in enumerate(packs.items()):
+        put(tmp / "in" / f"day{day}.{suffix}", pack(raw))
     assert values_of(tmp, tmp / "in") == [*"ab" * 5, "c"]
 
 
 @row("a folder")
 def _(tmp):
     for name, value in (("2.csv", "b"), ("sub/3.csv", "c"), ("1.csv", "a"), ("_4.csv", "d")):
-        (tmp / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp / "in" / name).write_text(csv([value, value]))
-    (tmp / "other").mkdir()
-    (tmp / "other" / "x.csv").write_text(csv(["e", "e"]))
+        put(tmp / "in" / name, csv([value, value]))
+    put(tmp / "other" / "x.csv", csv(["e", "e"]))
     (tmp / "in" / "linked").symlink_to(tmp / "other")
     assert values_of(tmp, tmp / "in") == [*"aabbeecc"]
     (tmp / "in" / "broken.csv").symlink_to(tmp / "nowhere")
@@ -154,89 +159,75 @@ def _(tmp):
 @row("`README.md`, `schema.yaml`, pictures, checksums in a folder")
 def _(tmp):
     for name in ("README.md", "schema.yaml", "a.png", "a.csv.md5", "a.csv"):
-        (tmp / name).write_text(csv("ab"))
+        put(tmp / name, csv("ab"))
     said = []
     assert [file.path.name for file in find_tables([tmp], say=said.append)] == ["a.csv"]
-    assert re.match(
-        r"left out: 4 files \(1 .md, 1 .md5, 1 .png, 1 .yaml: README.md, a.csv.md5, a.png, ...\)",
-        said[0],
+    (line,) = said
+    assert line.startswith(
+        "left out: 4 files (1 .md, 1 .md5, 1 .png, 1 .yaml: README.md, a.csv.md5"
     )
-    assert len(said) == 1
 
 
 @row("`part-00000` and other names without a suffix")
 def _(tmp):
-    (tmp / "in").mkdir()
-    (tmp / "in" / "part-00000").write_text(csv("ab"))
-    (tmp / "in" / "part-00001.csv").write_text(csv("bc"))
+    put(tmp / "in" / "part-00000", csv("ab"))
+    put(tmp / "in" / "part-00001.csv", csv("bc"))
     assert values_of(tmp, tmp / "in") == [*"abbc"]
-    pq.write_table(pa.table({"y": [0, 1]}), tmp / "table")
-    (tmp / "lines").write_text('{"y": 0}\n')
-    orc.write_table(pa.table({"y": [0, 1]}), tmp / "stripes")
-    feather.write_feather(pa.table({"y": [0, 1]}), tmp / "batches")
-    stream(tmp / "stream", pa.record_batch({"y": [0, 1]}))
-    (tmp / "text").write_text("ORCID,c\n1,a\n")
-    names = ("table", "lines", "stripes", "batches", "stream", "text")
-    kinds = [find_tables([tmp / name])[0].kind.name for name in names]
-    assert kinds == ["parquet", "jsonl", "orc", "arrow", "arrow", "csv"]
+    for suffix, kind in (("parquet", "parquet"), ("jsonl", "jsonl"), ("orc", "orc")):
+        put(tmp / f"a.{suffix}", {"y": [0, 1]}).rename(tmp / suffix)
+        assert find_tables([tmp / suffix])[0].kind.name == kind
+    for suffix in ("arrow", "arrows"):
+        put(tmp / f"a.{suffix}", {"y": [0, 1]}).rename(tmp / suffix)
+        assert find_tables([tmp / suffix])[0].kind.name == "arrow"
+    assert find_tables([put(tmp / "text", "ORCID,c\n1,a\n")])[0].kind.name == "csv"
 
 
 @row("a file with another suffix")
 def _(tmp):
-    (tmp / "a.log").write_text(csv("ab"))
-    for given in (tmp / "a.log", tmp):
+    path = put(tmp / "a.log", csv("ab"))
+    for given in (path, tmp):
         with pytest.raises(ValueError, match=r"a\.log: expected the name of .*--input_format"):
             find_tables([given])
-    assert find_tables([tmp], "csv")[0].path == tmp / "a.log"
+    assert find_tables([tmp], "csv")[0].path == path
 
 
 @row("files of several kinds")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv("ab"))
-    (tmp / "b.jsonl").write_text("{}")
+    put(tmp / "a.csv", csv("ab"))
+    put(tmp / "b.jsonl", "{}")
     with pytest.raises(ValueError, match=r"files of one kind, got a.csv .csv., b.jsonl .jsonl."):
         find_tables([tmp])
 
 
 @row("a part of 0 bytes, or with a header alone")
 def _(tmp):
-    (tmp / "in").mkdir()
     for name, content in (("1.csv", ""), ("2.csv", csv("")), ("3.csv", csv("ab"))):
-        (tmp / "in" / name).write_text(content)
+        put(tmp / "in" / name, content)
     assert values_of(tmp, tmp / "in") == ["a", "b"]
-    counted = 0
-    for file in find_tables([tmp / "in"]):
-        counted += sum(batch.num_rows for batch, _ in file.kind.batches(file, TextFormat(), ["c"]))
-    assert counted == 2
+    files = find_tables([tmp / "in"])
+    read = [one for file in files for one, _ in file.kind.batches(file, TextFormat(), ["c"])]
+    assert sum(batch.num_rows for batch in read) == 2
 
 
 @row("Parquet, ORC or Arrow that is cut off, or of 0 bytes")
 def _(tmp):
-    table = pa.table({"y": [0, 1], "c": ["a", "b"]})
-    writers = {"a.parquet": pq.write_table, "a.orc": orc.write_table}
-    for name, write in (writers | {"a.arrow": feather.write_feather}).items():
-        write(table, tmp / name)
-        whole = (tmp / name).read_bytes()
-        for end in (0, len(whole) // 2, len(whole) - 1):
-            (tmp / name).write_bytes(whole[:end])
-            message = rf"{name}: no (Parquet|ORC|Arrow) file, or damaged"
-            refusal(tmp, tmp / name, message, restart=True)
+    for name in ("a.parquet", "a.orc", "a.arrow"):  # test_table_inputs cuts them at other places
+        path = put(tmp / name, {"y": [0, 1], "c": ["a", "b"]})
+        for content in (b"", path.read_bytes()[:-1]):
+            path.write_bytes(content)
+            refusal(tmp, path, rf"{name}: no (Parquet|ORC|Arrow) file, or damaged", restart=True)
 
 
 @row("`day=2026-11-20/country=CH/`")
 def _(tmp):
     for kind, content in (("csv", csv("ab")), ("jsonl", '{"y": 0, "c": "a"}\n{"y": 1}\n')):
-        folder = tmp / kind / "c=x" / "country=CH"
-        folder.mkdir(parents=True)
-        (folder / f"a.{kind}").write_text(content)
+        path = put(tmp / kind / "c=x" / "country=CH" / f"a.{kind}", content)
         schema = {"label": "y", "categorical": ["country", "c"]}
         assert values_of(tmp / kind, tmp / kind, schema) == ["CH", "CH"]
-        file = next(one for one in find_tables([tmp / kind / "c=x"]) if one.kind.name == kind)
-        file = file._replace(root=tmp / kind)
+        (file,) = find_tables([path.parent.parent])
+        assert (file.root, file.path) == (tmp / kind, path)
         batch, _ = next(b for b in file.kind.batches(file, TextFormat(), ["c"]) if b[0].num_rows)
         assert column_of(batch, "c").to_pylist() == ["x", "x"]
-        inner = next(f for f in find_tables([folder.parent]) if f.kind.name == kind)
-        assert (inner.root, inner.path.parent) == (tmp / kind, folder)
         names = {n for b in drafted_batches([file], TextFormat()) for n in b.schema.names}
         assert {"country", "c"} <= names
 
@@ -255,202 +246,172 @@ def _(tmp):
 
 @row('quoted cells with delimiters, `""` and line ends')
 def _(tmp):
-    (tmp / "a.csv").write_text('y,c\n0,"a,b"\n1,"say ""hi"""\n0,"two\nlines"\n1, "x"\n')
-    said = prepare(SCHEMA, [tmp / "a.csv"], tmp / "said")
+    path = put(tmp / "a.csv", 'y,c\n0,"a,b"\n1,"say ""hi"""\n0,"two\nlines"\n1, "x"\n')
+    said = prepare(SCHEMA, [path], tmp / "said")
     assert any("quoted cells extend 1 row over 2 lines, the first at line 4" in one for one in said)
-    values = values_of(tmp, tmp / "a.csv")
-    assert values == ["a,b", 'say "hi"', "two\nlines", "x"]
+    assert values_of(tmp, path) == ["a,b", 'say "hi"', "two\nlines", "x"]
 
 
 @row("tab-separated text with quotes in it")
 def _(tmp):
-    lines = [f"{i % 2}\tc{i}\n" for i in range(8)]
-    lines[2], lines[5] = '0\t"how to\n', '1\ttv 55"\n'
-    (tmp / "a.tsv").write_text("y\tc\n" + "".join(lines))
-    quiet = {**SCHEMA, "format": {"quote": "none"}}
-    values = values_of(tmp, tmp / "a.tsv", quiet)
-    assert values == ["c0", "c1", '"how to', "c3", "c4", 'tv 55"', "c6", "c7"]
-    drafted = values_of(tmp / "again", tmp / "a.tsv", SCHEMA, quote="none")
-    assert drafted == values
+    path = put(tmp / "a.tsv", 'y\tc\n0\tc0\n1\t"how to\n0\tc2\n1\ttv 55"\n')
+    values = values_of(tmp, path, {**SCHEMA, "format": {"quote": "none"}})
+    assert values == ["c0", '"how to', "c2", 'tv 55"']
+    assert values_of(tmp / "again", path, SCHEMA, quote="none") == values
     remembered = Transform.load(tmp / "again" / "dataset" / layout.TRANSFORM).schema.format
     assert remembered == TextFormat(quote="none")
 
 
 @row("Spark's CSV, with `\\\"` in quoted cells")
 def _(tmp):
-    (tmp / "a.csv").write_text('y,c\n0,"say \\"hi\\", you"\n1,C:\\dir\n0,"a\\\\"\n')
-    values = values_of(tmp, tmp / "a.csv", {**SCHEMA, "format": {"escape": "\\"}})
+    path = put(tmp / "a.csv", 'y,c\n0,"say \\"hi\\", you"\n1,C:\\dir\n0,"a\\\\"\n')
+    values = values_of(tmp, path, {**SCHEMA, "format": {"escape": "\\"}})
     assert values == ['say "hi", you', "C:\\dir", "a\\"]
 
 
 @row("`;`, tab or `|` between cells")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv("ab").replace(",", ";"))
-    refusal(tmp, tmp / "a.csv", "no column 'y'.*try --delimiter ';'")
-    values = values_of(tmp, tmp / "a.csv", {**SCHEMA, "format": {"delimiter": ";"}})
-    assert values == ["a", "b"]
-    refusal(tmp / "other", tmp / "a.csv", "the delimiter '.' is not in its first", delimiter="|")
+    path = put(tmp / "a.csv", csv("ab").replace(",", ";"))
+    refusal(tmp, path, "no column 'y'.*try --delimiter ';'")
+    assert values_of(tmp, path, {**SCHEMA, "format": {"delimiter": ";"}}) == ["a", "b"]
+    refusal(tmp / "other", path, "the delimiter '.' is not in its first", delimiter="|")
 
 
 @row("no header")
 def _(tmp):
-    (tmp / "a.csv").write_text("0,a\n1,b\n")
+    path = put(tmp / "a.csv", "0,a\n1,b\n")
     numbered = {"label": "0", "categorical": ["1"]}
-    assert values_of(tmp, tmp / "a.csv", numbered, header=False) == ["a", "b"]
-    assert values_of(tmp / "n", tmp / "a.csv", SCHEMA, columns=("y", "c")) == ["a", "b"]
+    assert values_of(tmp, path, numbered, header=False) == ["a", "b"]
+    assert values_of(tmp / "n", path, SCHEMA, columns=("y", "c")) == ["a", "b"]
 
 
 @row("Latin-1, UTF-16 and other encodings")
 def _(tmp):
-    for encoding in ("latin-1", "utf-16", "cp1252"):
-        folder = tmp / encoding
-        folder.mkdir()
-        (folder / "a.csv").write_bytes(csv(["é", "ü"]).encode(encoding))
+    for encoding in ("latin-1", "utf-16"):  # test_csv_rows reads others
+        path = put(tmp / encoding / "a.csv", csv(["é", "ü"]).encode(encoding))
         schema = {**SCHEMA, "format": {"encoding": encoding}}
-        assert values_of(folder, folder / "a.csv", schema) == ["é", "ü"]
+        assert values_of(tmp / encoding, path, schema) == ["é", "ü"]
         expected = "UTF-16; try --encoding" if encoding == "utf-16" else "line 2.*not CSV in UTF-8"
-        refusal(folder / "n", folder / "a.csv", expected)
+        refusal(tmp / encoding / "n", path, expected)
 
 
 @row("`1.234,50` and `1,234.50`")
 def _(tmp):
     schema = {"label": "y", "numerical": [{"column": "x", "transform": "none"}]}
-    for text, marks in (
-        ("1.234,50", {"decimal": ",", "thousands": ".", "delimiter": ";"}),
-        ("1,234.50", {"thousands": ",", "delimiter": ";"}),
-    ):
-        folder = tmp / text
-        folder.mkdir()
-        (folder / "a.csv").write_text(f"y;x\n0;{text}\n1;7\n")
-        made = {**schema, "format": marks}
-        prepare(made, [folder / "a.csv"], folder / "d", output_ordering="input")
-        numbers = np.fromfile(folder / "d" / "train" / "numerical.bin", np.float16)
-        assert numbers.tolist() == [np.float16(1234.5), 7]
-        (folder / "a.csv").write_text("y;x\n0;1.5,5\n1;7\n")
-        refusal(folder, folder / "a.csv", r"line 2, column x: expected a number, got '1\.5", made)
-    marks = {"decimal": ",", "thousands": "."}  # of CSV alone, not of JSON
-    lists = {"column": "t", "type": "integer", "max_length": 3, "missing_values": ["1.000"]}
-    (tmp / "a.csv").write_text("y;t\n0;1.234|7\n1;\n1;7|1.000\n")
-    made = {"label": "y", "categorical": [lists], "format": {**marks, "delimiter": ";"}}
-    prepare(made, [tmp / "a.csv"], tmp / "lists", output_ordering="input")
+    marks = {"decimal": ",", "thousands": ".", "delimiter": ";"}
+    for text, own in (("1.234,50", marks), ("1,234.50", {"thousands": ",", "delimiter": ";"})):
+        path, made = put(tmp / text / "a.csv", f"y;x\n0;{text}\n1;7\n"), {**schema, "format": own}
+        assert numbers_of(tmp / text, path, made) == [np.float16(1234.5), 7]
+        put(path, "y;x\n0;1.5,5\n1;7\n")
+        refusal(tmp / text, path, r"line 2, column x: expected a number, got '1\.5", made)
+    lists = {"column": "c", "type": "integer", "max_length": 3, "missing_values": ["1.000"]}
+    path = put(tmp / "a.csv", "y;c\n0;1.234|7\n1;\n1;7|1.000\n")
+    made = {"label": "y", "categorical": [lists], "format": marks}
+    prepare(made, [path], tmp / "lists", output_ordering="input")
     ids = np.fromfile(tmp / "lists" / "train" / "cat_0.values.bin", np.int8).tolist()
     transform = Transform.load(tmp / "lists" / layout.TRANSFORM)
     assert [id and transform.value(0, id) for id in ids] == ["1234", "7", "7", 0]
-    (tmp / "a.jsonl").write_text('{"y": 0, "x": 1.234}\n{"y": 1, "x": 7}\n')
-    prepare({**schema, "format": marks}, [tmp / "a.jsonl"], tmp / "json", output_ordering="input")
-    numbers = np.fromfile(tmp / "json" / "train" / "numerical.bin", np.float16)
-    assert numbers.tolist() == [np.float16(1.234), 7]
+    path = put(tmp / "a.jsonl", '{"y": 0, "x": 1.234}\n{"y": 1, "x": 7}\n')
+    marks.pop("delimiter")  # marks are of CSV alone, not of JSON
+    assert numbers_of(tmp, path, {**schema, "format": marks}) == [np.float16(1.234), 7]
 
 
 @row("a byte order mark, CR LF, blank lines")
 def _(tmp):
-    content = "\ufeff" + csv("ab").replace("\n", "\r\n\r\n")
-    (tmp / "a.csv").write_bytes(content.encode())
-    assert values_of(tmp, tmp / "a.csv") == ["a", "b"]
+    path = put(tmp / "a.csv", "\ufeff" + csv("ab").replace("\n", "\r\n\r\n"))
+    assert values_of(tmp, path) == ["a", "b"]
 
 
 @row("a row with more or fewer cells")
 def _(tmp):
-    (tmp / "a.csv").write_text("y,c\n0,a\n1\n1,b\n")
-    refusal(tmp, tmp / "a.csv", r"a\.csv, line 3: expected 2 columns \(y, c\), got 1")
+    path = put(tmp / "a.csv", "y,c\n0,a\n1\n1,b\n")
+    refusal(tmp, path, r"a\.csv, line 3: expected 2 columns \(y, c\), got 1")
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
-    assert values_of(tmp / "q", tmp / "a.csv", SCHEMA, **options) == ["a", "b"]
+    assert values_of(tmp / "q", path, SCHEMA, **options) == ["a", "b"]
     assert "line 3" in (tmp / "q" / "dataset" / "quarantine" / "a.csv.tsv").read_text()
 
 
 @row("a quote that is not closed")
 def _(tmp):
-    (tmp / "a.csv").write_text('y,c\n0,a\n1,"b\n')
-    refusal(tmp, tmp / "a.csv", r"a\.csv, line 3: not CSV .*is a quote not closed")
+    path = put(tmp / "a.csv", 'y,c\n0,a\n1,"b\n')
+    refusal(tmp, path, r"a\.csv, line 3: not CSV .*is a quote not closed")
 
 
 @row("a cell of a megabyte")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["a" * 1_000_000, '"' + "b" * 1_000_000 + '"""']))
-    assert [len(value) for value in values_of(tmp, tmp / "a.csv")] == [1_000_000, 1_000_001]
+    path = put(tmp / "a.csv", csv(["a" * 1_000_000, '"' + "b" * 1_000_000 + '"""']))
+    assert [len(value) for value in values_of(tmp, path)] == [1_000_000, 1_000_001]
 
 
 @row("a JSON array instead of lines")
 def _(tmp):
-    (tmp / "a.json").write_text('[{"y": 0, "c": "a"}]')
-    refusal(tmp, tmp / "a.json", "on each line, got an array; `jq -c .\\[\\]`")
+    path = put(tmp / "a.json", '[{"y": 0, "c": "a"}]')
+    refusal(tmp, path, "on each line, got an array; `jq -c .\\[\\]`")
 
 
 @row("maps in JSON")
 def _(tmp):
-    lines = [{"y": i % 2, "c": "ab"[i % 2], "style": {"color": "red"}} for i in range(4)]
-    (tmp / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = put(tmp / "a.jsonl", {"y": [0, 1] * 2, "c": [*"abab"], "style": [{"color": "red"}] * 4})
     seen = Seen()
-    found = draft(drafted_batches(find_tables([tmp]), TextFormat(), seen=seen), "y")
-    assert found.schema.categorical_names == ["c"]
-    assert "style" in seen.nested
-    assert values_of(tmp, tmp / "a.jsonl") == ["a", "b", "a", "b"]
+    found = draft(drafted_batches(find_tables([path]), TextFormat(), seen=seen), "y")
+    assert (found.schema.categorical_names, "style" in seen.nested) == (["c"], True)
+    assert values_of(tmp, path) == [*"abab"]
     used = {"label": "y", "categorical": ["style"]}
-    refusal(tmp / "n", tmp / "a.jsonl", "line 1, column style: expected one value", used)
+    refusal(tmp / "n", path, "line 1, column style: expected one value", used)
 
 
 @row("a key that some rows of JSON lines do not have")
 def _(tmp):
-    (tmp / "a.jsonl").write_text('{"y": 0}\n{"y": 1, "c": "b"}\n')
-    assert values_of(tmp, tmp / "a.jsonl") == [None, "b"]
-    file = find_tables([tmp / "a.jsonl"])[0]
-    one = TextFormat(chunk_rows=1)
-    batches = file.kind.batches(file, one, ["c"])
-    assert [batch.column(0).to_pylist() for batch, _ in batches] == [
-        [None],
-        ["b"],
-        [],
-    ]
+    path = put(tmp / "a.jsonl", '{"y": 0}\n{"y": 1, "c": "b"}\n')
+    assert values_of(tmp, path) == [None, "b"]
+    file = find_tables([path])[0]
+    batches = file.kind.batches(file, TextFormat(chunk_rows=1), ["c"])
+    assert [batch.column(0).to_pylist() for batch, _ in batches] == [[None], ["b"], []]
 
 
 @row("nothing, null, NaN of pandas")
 def _(tmp):
     pandas = pytest.importorskip("pandas")
-    (tmp / "a.jsonl").write_text('{"y": 0, "c": null}\n{"y": 1, "c": "b"}\n{"y": 1, "c": ""}\n')
-    assert values_of(tmp, tmp / "a.jsonl") == [None, "b", None]
-    frame = pandas.DataFrame({"c": [float("nan"), None, pandas.NaT, "b"]}, dtype=object)
-    assert scored(tmp, frame[["c"]].to_numpy().tolist()) == [0, 0, 0, 1]
+    path = put(tmp / "a.jsonl", '{"y": 0, "c": null}\n{"y": 1, "c": "b"}\n{"y": 1, "c": ""}\n')
+    assert values_of(tmp, path) == [None, "b", None]
+    assert scored(tmp, [[float("nan")], [None], [pandas.NaT], ["b"]]) == [0, 0, 0, 1]
 
 
 @row("NaN of other tables, `nan` where all other values are numbers")
 def _(tmp):
     nan = float("nan")
-    pq.write_table(pa.table({"y": [0, 1, 1], "c": [1.5, nan, 2.0]}), tmp / "a.parquet")
-    assert values_of(tmp, tmp / "a.parquet") == ["1.5", None, "2"]
+    path = put(tmp / "a.parquet", {"y": [0, 1, 1], "c": [1.5, nan, 2.0]})
+    assert values_of(tmp, path) == ["1.5", None, "2"]
     assert scored(tmp, [["nan"], [nan], ["1.5"]]) == [0, 0, 1]
     label = {"label": {"column": "c", "positive": "2", "any_negative": True}, "categorical": ["y"]}
-    (other := tmp / "other").mkdir()
-    message = "row 1, column c: expected a label that is not missing"
-    refusal(other, tmp / "a.parquet", message, label)
-    number = {**SCHEMA, "numerical": ["c"]}
-    refusal(other, tmp / "a.parquet", "row 1, column c: expected a finite number", number)
+    message = "row (group 0, row )?1, column c: expected a "
+    for schema, what in ((label, "label that is not missing"), (SCHEMA, "finite number")):
+        schema = schema if schema is label else {**SCHEMA, "numerical": ["c"]}
+        refusal(tmp / "other", path, message + what, schema)
 
 
 @row("`NA` in one column of prices")
 def _(tmp):
-    (tmp / "a.csv").write_text("y,c,price\n0,NA,1.5\n1,US,NA\n1,NA,2.5\n")
+    path = put(tmp / "a.csv", "y,c,price\n0,NA,1.5\n1,US,NA\n1,NA,2.5\n")
     price = {"column": "price", "transform": "none", "missing_values": ["NA"]}
     schema = {**SCHEMA, "numerical": [price]}
-    assert values_of(tmp, tmp / "a.csv", schema) == ["NA", "US", "NA"]
-    numbers = np.fromfile(tmp / "dataset" / "train" / "numerical.bin", np.float16)
-    assert numbers.tolist() == [1.5, 0, 2.5]
-    (tmp / "a.csv").write_text("y;x\n0;-999,00\n1;1,5\n")
+    assert values_of(tmp, path, schema) == ["NA", "US", "NA"]
+    assert numbers_of(tmp, path, schema) == [1.5, 0, 2.5]
+    put(path, "y;x\n0;-999,00\n1;1,5\n")
     number = {"column": "x", "transform": "none", "missing_values": ["-999,00"]}
     marked = {"label": "y", "numerical": [number], "format": {"decimal": ",", "delimiter": ";"}}
-    prepare(marked, [tmp / "a.csv"], tmp / "marked", output_ordering="input")
-    numbers = np.fromfile(tmp / "marked" / "train" / "numerical.bin", np.float16)
-    assert numbers.tolist() == [0, 1.5]
-    (tmp / "a.csv").write_text("y,c,d\n0,US,NA\n1,NA,US\n")
+    assert numbers_of(tmp, path, marked) == [0, 1.5]
+    put(path, "y,c,d\n0,US,NA\n1,NA,US\n")
     fields = [{"column": "c", "dictionary": "s", "missing_values": ["NA"]}]
     fields.append({"column": "d", "dictionary": "s"})
-    values_of(tmp / "shared", tmp / "a.csv", {"label": "y", "categorical": fields})
+    values_of(tmp / "shared", path, {"label": "y", "categorical": fields})
     assert scored(tmp / "shared", [["NA", "NA"], ["US", "US"]])[0] == 0
 
 
 @row("`True`, `TRUE`, `true`, a bool")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["True", "FALSE", "true", "TRUE"]))
-    assert values_of(tmp, tmp / "a.csv") == ["true", "false", "true", "true"]
+    path = put(tmp / "a.csv", csv(["True", "FALSE", "true", "TRUE"]))
+    assert values_of(tmp, path) == ["true", "false", "true", "true"]
     assert scored(tmp, [[True], [False], ["True"], [1], [0], [1.0]]) == [1, 2, 1, 1, 2, 1]
     assert scored(tmp, pa.table({"c": [True, False]})) == [1, 2]
 
@@ -459,48 +420,40 @@ def _(tmp):
 def _(tmp):
     field = {"column": "c", "true_values": ["yes", "Y"], "false_values": ["no", "N"]}
     schema = {"label": "y", "categorical": [field]}
-    (tmp / "a.csv").write_text(csv(["yes", "N", "Y", "no"]))
-    assert values_of(tmp, tmp / "a.csv", schema) == ["true", "false", "true", "false"]
+    path = put(tmp / "a.csv", csv(["yes", "N", "Y", "no"]))
+    assert values_of(tmp, path, schema) == ["true", "false", "true", "false"]
     assert scored(tmp, [["yes"], ["Y"], [True]]) == scored(tmp, [[True]] * 3)
+    put(path, csv(["yes", "Yes"]))
+    refusal(tmp / "n", path, "line 3, column c: expected true, false or 'yes'", schema)
     numbers = {"column": "c", "true_values": ["2"], "false_values": ["1"]}
-    (tmp / "c.csv").write_text(csv(["1", "2.0", "2", "1.0"]))
+    put(path, csv(["1", "2.0", "2", "1.0"]))
     two = {"label": "y", "categorical": [numbers], "numerical": [{**numbers, "transform": "none"}]}
-    assert values_of(tmp / "two", tmp / "c.csv", two) == ["false", "true", "true", "false"]
-    read = np.fromfile(tmp / "two" / "dataset" / "train" / "numerical.bin", np.float16)
-    assert read.tolist() == [0, 1, 1, 0]
-    typed = pa.table({"c": [1, 2]})
-    assert scored(tmp / "two", typed) == scored(tmp / "two", [[1.0], ["2"]])
-    (tmp / "b.csv").write_text(csv(["yes", "Yes"]))
-    refusal(
-        tmp / "n", tmp / "b.csv", "b.csv, line 3, column c: expected true, false or 'yes'", schema
-    )
+    assert values_of(tmp / "two", path, two) == ["false", "true", "true", "false"]
+    assert numbers_of(tmp / "two", path, two) == [0, 1, 1, 0]
+    assert scored(tmp / "two", pa.table({"c": [1, 2]})) == scored(tmp / "two", [[1.0], ["2"]])
 
 
 @row("`12.0`, `12`, 12")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["12.0", "12", "1.10", "1.1"]))
-    assert values_of(tmp, tmp / "a.csv") == ["12", "12", "1.10", "1.1"]
+    path = put(tmp / "a.csv", csv(["12.0", "12", "1.10", "1.1"]))
+    assert values_of(tmp, path) == ["12", "12", "1.10", "1.1"]
     assert scored(tmp, pa.table({"c": [12.0]})) == scored(tmp, [[12]]) == scored(tmp, [["12.0"]])
 
 
 @row("`00507`")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["00507", "10001"]))
-    assert values_of(tmp, tmp / "a.csv") == ["00507", "10001"]
-    with pytest.raises(
-        ValueError, match="column 'c': expected values such as '00507'.*got the num"
-    ):
+    assert values_of(tmp, put(tmp / "a.csv", csv(["00507", "10001"]))) == ["00507", "10001"]
+    with pytest.raises(ValueError, match="column 'c': expected values such as '00507'.*the num"):
         scored(tmp, pa.table({"c": [507]}))
 
 
 @row("`2026-11-20T08:00:00Z`, a timestamp")
 def _(tmp):
     texts = ["2026-11-20T08:00:00", "2026-11-20 08:00:00.000", "2026-11-21", "2026-11-21 00:00:00"]
-    (tmp / "a.csv").write_text(csv([*texts, "2026-11-20T08:00:00Z", "2026-11-20 09:00:00+01:00"]))
-    values = values_of(tmp, tmp / "a.csv")
-    assert values[0] == values[1] == "2026-11-20 08:00:00"
-    assert values[2] == values[3] == "2026-11-21"
-    assert values[4] == values[5] == "2026-11-20 08:00:00Z"
+    texts += ["2026-11-20T08:00:00Z", "2026-11-20 09:00:00+01:00"]
+    values = values_of(tmp, put(tmp / "a.csv", csv(texts)))
+    known = ["2026-11-20 08:00:00", "2026-11-21", "2026-11-20 08:00:00Z"]
+    assert values == [one for one in known for _ in range(2)]
     for unit in ("s", "ms", "us", "ns"):
         naive = pa.array(["2026-11-20 08:00:00"]).cast(pa.timestamp(unit))
         zoned = naive.cast(pa.int64()).cast(pa.timestamp(unit, "Europe/Zurich"))
@@ -511,113 +464,92 @@ def _(tmp):
 @row("epochs in s, ms, us, ns, also with a fraction")
 def _(tmp):
     for unit, text in (("s", "1700000000.25"), ("ms", "1700000000250"), ("us", "1700000000250000")):
-        (tmp / unit).mkdir()
-        (tmp / unit / "a.csv").write_text(f"y,c,t\n0,a,{text}\n1,b,{text}\n")
-        schema = {**SCHEMA, "time": {"column": "t", "unit": unit}}
-        values_of(tmp / unit, tmp / unit / "a.csv", schema)
-        times = np.fromfile(tmp / unit / "dataset" / "train" / "time.bin", np.int64)
-        assert times.tolist() == [1_700_000_000_250_000] * 2
+        path = put(tmp / unit / "a.csv", f"y,c,t\n0,a,{text}\n1,b,{text}\n")
+        times = times_of(tmp / unit, path, {"column": "t", "unit": unit})
+        assert times == ["2023-11-14T22:13:20.250000"] * 2
 
 
 @row("`20/11/2026 08:00`")
 def _(tmp):
-    (tmp / "a.csv").write_text("y,c,t\n0,a,20/11/2026 08:00\n1,b,21/11/2026 08:00\n")
+    path = put(tmp / "a.csv", "y,c,t\n0,a,20/11/2026 08:00\n1,b,21/11/2026 08:00\n")
     time = {"column": "t", "format": "%d/%m/%Y %H:%M", "zone": "UTC"}
-    values_of(tmp, tmp / "a.csv", {**SCHEMA, "time": time})
-    times = np.fromfile(tmp / "dataset" / "train" / "time.bin", np.int64)
-    assert times.astype("datetime64[us]").astype(str).tolist()[0] == "2026-11-20T08:00:00.000000"
-    (tmp / "a.csv").write_text("y,c,t\n0,a,2026-11-20\n1,b,21/11/2026 08:00\n")
-    schema = {**SCHEMA, "time": time}
-    refusal(tmp / "n", tmp / "a.csv", "line 2, column t: expected a time of the form %d/%m", schema)
+    assert times_of(tmp, path, time)[0] == "2026-11-20T08:00:00.000000"
+    put(path, "y,c,t\n0,a,2026-11-20\n1,b,21/11/2026 08:00\n")
+    message = "line 2, column t: expected a time of the form %d/%m"
+    refusal(tmp / "n", path, message, {**SCHEMA, "time": time})
 
 
 @row("a timestamp of ORC without a zone, as Hive and Spark write all of theirs")
 def _(tmp):
     local = pa.array([datetime(2026, 7, 1, 8), datetime(2026, 1, 1, 8)])
-    table = pa.table({"y": [0, 1], "c": local, "t": local})
-    orc.write_table(table, tmp / "a.orc")
-    refusal(tmp, tmp / "a.orc", "expected timestamps with a time zone", {**SCHEMA, "time": "t"})
-    time = {"column": "t", "zone": "Europe/Zurich"}
-    values = values_of(tmp, tmp / "a.orc", {**SCHEMA, "time": time}, restart=True)
+    path = put(tmp / "a.orc", {"y": [0, 1], "c": local, "t": local})
+    refusal(tmp, path, "expected timestamps with a time zone", {**SCHEMA, "time": "t"})
+    times = times_of(tmp, path, {"column": "t", "zone": "Europe/Zurich"})
+    assert [time[:13] for time in times] == ["2026-07-01T06", "2026-01-01T07"]
+    values = values_of(tmp / "values", path)
     assert values == ["2026-07-01 08:00:00", "2026-01-01 08:00:00"]
-    times = np.fromfile(tmp / "dataset" / "train" / "time.bin", "<M8[us]")
-    assert times.astype("M8[h]").astype(str).tolist() == ["2026-07-01T06", "2026-01-01T07"]
 
 
 @row("times of ORC before 1678 or after 2262")
 def _(tmp):
-    table = pa.table({"y": [0, 1], "c": pa.array([datetime(1500, 1, 1), datetime(2300, 1, 1)])})
-    orc.write_table(table, tmp / "a.orc")
-    refusal(tmp, tmp / "a.orc", r"a\.orc: stripe 0: .*out of range for nanosecond")
-    for name, write in (("b.parquet", pq.write_table), ("c.arrow", feather.write_feather)):
-        (tmp / name).mkdir()
-        write(table, tmp / name / name)
-        assert values_of(tmp / name, tmp / name / name) == ["1500-01-01", "2300-01-01"]
+    columns = {"y": [0, 1], "c": pa.array([datetime(1500, 1, 1), datetime(2300, 1, 1)])}
+    path = put(tmp / "a.orc", columns)
+    refusal(tmp, path, r"a\.orc: stripe 0: .*out of range for nanosecond")
+    for name in ("b.parquet", "c.arrow"):
+        path = put(tmp / name / name, columns)
+        assert values_of(tmp / name, path) == ["1500-01-01", "2300-01-01"]
 
 
 @row("ids beyond 2^53")
 def _(tmp):
     ids = [1_700_000_000_000_000_000 + k for k in range(3)]
     for kind in ("csv", "jsonl", "parquet", "orc", "arrow"):
-        (tmp / kind).mkdir()
-        path = tmp / kind / f"a.{kind}"
-        if kind == "csv":
-            path.write_text(csv(ids))
-        elif kind == "jsonl":
-            path.write_text("".join(f'{{"y": {i % 2}, "c": {id}}}\n' for i, id in enumerate(ids)))
-        else:
-            COLUMNAR[path.suffix][1](pa.table({"y": [0, 1, 0], "c": ids}), path, 2)
+        path = put(tmp / kind / f"a.{kind}", {"y": [0, 1, 0], "c": ids})
         assert values_of(tmp / kind, path) == list(map(str, ids))
         assert scored(tmp / kind, [[id] for id in ids]) == [1, 2, 3]
-    pq.write_table(pa.table({"y": [0, 1, 0], "c": [*map(float, ids)]}), tmp / "floats.parquet")
-    refusal(tmp, tmp / "floats.parquet", "row 0, column c: expected integers, got the float 1.7e")
+    path = put(tmp / "floats.parquet", {"y": [0, 1, 0], "c": [*map(float, ids)]})
+    refusal(tmp, path, "row 0, column c: expected integers, got the float 1.7e")
 
 
 @row("`Action|Comedy`")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["Action|Comedy", "Action"]))
-    assert values_of(tmp, tmp / "a.csv") == ["Action|Comedy", "Action"]
+    columns = {"y": [0, 1], "c": ["Action|Comedy", "Action"]}
+    assert values_of(tmp, put(tmp / "a.csv", columns)) == ["Action|Comedy", "Action"]
     schema = {"label": "y", "categorical": [{"column": "c", "max_length": 3}]}
-    prepare(schema, [tmp / "a.csv"], tmp / "lists", output_ordering="input")
-    (tmp / "a.jsonl").write_text('{"y": 0, "c": "Action|Comedy"}\n{"y": 1, "c": ["Action"]}\n')
-    pq.write_table(pa.table({"y": [0, 1], "c": ["Action|Comedy", "Action"]}), tmp / "a.parquet")
     for kind in ("csv", "jsonl", "parquet"):
         output = tmp / f"lists {kind}"
-        prepare(schema, [tmp / f"a.{kind}"], output, output_ordering="input")
+        prepare(schema, [put(tmp / f"a.{kind}", columns)], output, output_ordering="input")
         lengths = np.fromfile(output / "train" / "cat_0.lengths.bin", np.int8)
         assert lengths.tolist() == [2, 1], kind
 
 
 @row("ratings of which 4 and 5 count")
 def _(tmp):
-    (tmp / "a.csv").write_text("y,c\n5,a\n3.5,b\n4.0,c\n")
+    path = put(tmp / "a.csv", "y,c\n5,a\n3.5,b\n4.0,c\n")
     label = {"column": "y", "positive": [4, 5], "any_negative": True}
-    values_of(tmp, tmp / "a.csv", {**SCHEMA, "label": label}, report=True)
+    values_of(tmp, path, {**SCHEMA, "label": label}, report=True)
     assert "y is 4 or 5" in (tmp / "dataset" / "report.html").read_text()
+    assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
     transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
     frame = pa.table({"y": ["4", "4.5"], "c": ["a", "b"]})
     rows, bad = scoring_reader(transform, labeled=True).read(frame.to_batches()[0])
     assert (rows.labels.tolist(), bad) == ([True, False], [])
-    assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
-    (other := tmp / "other").mkdir()
-    (other / "a.csv").write_text("y,c\n5,a\n3.5,b\nbad,c\n")
+    put(path, "y,c\n5,a\n3.5,b\nbad,c\n")
     message = "line 4, column y: expected a number such as '4' or '5', got 'bad'"
-    refusal(other, other / "a.csv", message, {**SCHEMA, "label": label})
+    refusal(tmp / "other", path, message, {**SCHEMA, "label": label})
 
 
 @row("`$1,234.50`, `12.3 %`")
 def _(tmp):
-    for folder, text in ((tmp / "a", '"$1,234.50"'), (tmp / "b", "12.3 %")):
-        folder.mkdir()
-        (folder / "a.csv").write_text(f"y,x\n0,{text}\n1,2\n")
+    for place, text in enumerate(('"$1,234.50"', "12.3 %")):
+        path = put(tmp / str(place) / "a.csv", f"y,x\n0,{text}\n1,2\n")
         schema = {"label": "y", "numerical": ["x"]}
-        refusal(folder, folder / "a.csv", "line 2, column x: expected a number, got", schema)
+        refusal(path.parent, path, "line 2, column x: expected a number, got", schema)
 
 
 @row("a number, bool or time for a field that never had one")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["red", "blue"]))
-    values_of(tmp, tmp / "a.csv")
+    values_of(tmp, put(tmp / "a.csv", csv(["red", "blue"])))
     for kind, value in (("number", 7), ("boolean", True), ("time", date(2026, 11, 20))):
         with pytest.raises(ValueError, match=f"column 'c': expected .*'blue'.*got the {kind}"):
             scored(tmp, [[value], [None]])
@@ -625,8 +557,7 @@ def _(tmp):
 
 @row("values that training never saw")
 def _(tmp):
-    (tmp / "a.csv").write_text(csv(["red", "blue"]))
-    values_of(tmp, tmp / "a.csv")
+    values_of(tmp, put(tmp / "a.csv", csv(["red", "blue"])))
     assert scored(tmp, [["green"], ["red"]]) == [0, 2]
     shares = Shares((), ["c", "d"], [True, True])
     shares.add(np.zeros((2, 2), bool), np.array([[True, False], [True, True]]))
