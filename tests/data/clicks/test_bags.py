@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from list_testing import bags_of
 
 from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -23,14 +24,6 @@ def drawn(rows: int, seed: int = 0) -> tuple[list[list[int]], list[list[int]], l
     tags = [random.integers(0, 200, n).tolist() for n in random.integers(0, 12, rows)]
     history = [random.integers(0, 40_000, n).tolist() for n in random.integers(0, 4, rows)]
     return tags, history, [random.standard_normal(len(row)).tolist() for row in history]
-
-
-def bags_of(rows, weights=None) -> Jagged:
-    """Returns Python lists as bags."""
-    flat = [np.array([v for row in part or [] for v in row]) for part in (rows, weights)]
-    lengths = np.array([len(row) for row in rows], np.int64)
-    values = flat[0].astype(np.int64)
-    return Jagged(values, lengths, None if weights is None else flat[1].astype(np.float32))
 
 
 def write(spec: FeatureSpec, rows: int, chunk: int) -> None:
@@ -82,10 +75,7 @@ def test_files_hold_what_was_written_whatever_the_chunks(tmp_path, rows):
 )
 def test_bags_that_no_dataset_can_have_are_refused(tmp_path, tags, history, weights, error):
     columns = [bags_of(tags), np.zeros(2, int), bags_of(history, weights)]
-    with (
-        SplitWriter(spec_in(tmp_path), "train") as writer,
-        pytest.raises(ValueError, match=error),
-    ):
+    with SplitWriter(spec_in(tmp_path), "train") as writer, pytest.raises(ValueError, match=error):
         writer.write(np.zeros(2, bool), np.zeros((2, 1)), columns)
 
 

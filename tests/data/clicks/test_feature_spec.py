@@ -146,12 +146,9 @@ def chunk(features, **changes):
 BROKEN_RULES = {
     "no channel_spec": (["channel_spec"], None, "expected the sections"),
     "an unknown section": (["more"], {}, "expected the sections"),
-    "a section that is no map": (["source_spec"], [], "section source_spec: expected a map"),
     "no test split": (["source_spec", "test"], None, r"got \['train'\]"),
     "an unknown split": (["source_spec", "dev"], [], r"splits train and test.*'dev'"),
-    "no numerical channel": (["channel_spec", "numerical"], None, "expected the channels"),
     "an unknown channel": (["channel_spec", "text"], [], "expected the channels"),
-    "a channel that is no list": (["channel_spec", "label"], "clicked", "channel label: .* list"),
     "two labels": (["channel_spec", "label"], ["clicked", "age"], "channel label: expected one"),
     "a feature in two channels": (
         ["channel_spec", "categorical"],
@@ -163,7 +160,6 @@ BROKEN_RULES = {
         ["user"],
         r"only in feature_spec \['shop'\]",
     ),
-    "a channel's feature without a dtype": (["feature_spec", "shop"], None, r"\['shop'\]"),
     "no dtype": (["feature_spec", "shop"], {"cardinality": 5}, "feature shop: expected a numpy"),
     "an unknown dtype": (
         ["feature_spec", "shop", "dtype"],
@@ -171,10 +167,8 @@ BROKEN_RULES = {
         "feature shop: .*expected a numpy dtype, got .*'int7'",
     ),
     "ids that are no integers": (["feature_spec", "shop", "dtype"], "float32", "signed integer"),
-    "unsigned ids": (["feature_spec", "shop", "dtype"], "uint8", "signed integer"),
     "no cardinality": (["feature_spec", "shop"], {"dtype": "int8"}, "shop: .* cardinality >= 1"),
     "a cardinality of 0": (["feature_spec", "shop", "cardinality"], 0, "cardinality >= 1, got 0"),
-    "a cardinality in words": (["feature_spec", "shop", "cardinality"], "auto", "got 'auto'"),
     "a cardinality beyond the dtype": (
         ["feature_spec", "shop", "cardinality"],
         129,
@@ -186,8 +180,6 @@ BROKEN_RULES = {
         "int8",
         "expected dtype bool",
     ),
-    "chunks that are no list": (["source_spec", "train"], "x", "expected a list of chunks"),
-    "a chunk that is no map": (["source_spec", "train", 0], "x", "train chunk 0: expected type"),
     "a chunk without files": (
         ["source_spec", "train", 0],
         {"type": "split_binary", "features": ["clicked"]},
@@ -208,11 +200,6 @@ BROKEN_RULES = {
     "numericals in another order": (
         ["source_spec", "train", 3],
         chunk(["price", "age"]),
-        "all numerical features in channel order",
-    ),
-    "numericals apart": (
-        ["source_spec", "train", 3],
-        chunk(["age"]),
         "all numerical features in channel order",
     ),
     "a feature without a chunk": (["source_spec", "train", 1], None, r"missing \['shop'\]"),

@@ -26,10 +26,7 @@ def test_a_column_may_have_no_name():
 
 @pytest.mark.parametrize(
     ("parse", "expected"),
-    [
-        (number_parser(()), "a number"),
-        (label_parser(), r"a label of 0 or 1 \(label: .*\)"),
-    ],
+    [(number_parser(()), "a number"), (label_parser(), r"a label of 0 or 1 \(label: .*\)")],
 )
 def test_parsers_of_cells_show_the_first_bad_one_shortened(parse, expected):
     with pytest.raises(RowError, match=rf"^row 1: expected {expected}, got 'x{{64}}\.\.\.'$"):

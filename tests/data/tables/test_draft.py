@@ -75,10 +75,7 @@ FIELDS = {
         CategoricalField("c_", "integer"),
     ),
     "leading zeros": ([f"{i % 60:04}" for i in range(ROWS)], CategoricalField("c_")),
-    "pandas categories": (
-        pa.array(["a", "b"] * 1500).dictionary_encode(),
-        CategoricalField("c_"),
-    ),
+    "pandas categories": (pa.array(["a", "b"] * 1500).dictionary_encode(), CategoricalField("c_")),
     "rare texts": (
         [f"v{i}" if i > 1000 else "often" for i in range(ROWS)],
         CategoricalField("c_", frequency_limit=5),

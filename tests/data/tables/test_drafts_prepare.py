@@ -88,18 +88,6 @@ def ids(random, size, low=1000, high=10**6):
     return random.choice(np.arange(low, high), size)[random.integers(0, size, ROWS)]
 
 
-def movielens(random):
-    day = 1_460_000_000
-    return pa.table(
-        {
-            "userId": ids(random, 300, 1, 3000),
-            "movieId": ids(random, 500, 1, 9000),
-            "rating": random.integers(1, 11, ROWS) / 2,
-            "timestamp": day + random.integers(0, 10**7, ROWS),
-        }
-    )
-
-
 def avazu(random):
     table = {
         "id": [str(10**19 + int(one)) for one in random.integers(0, 10**15, ROWS)],
@@ -140,45 +128,10 @@ def outbrain(random):
     )
 
 
-def taobao(random):
-    clicked = random.integers(0, 10, ROWS) == 0
-    return pa.table(
-        {
-            "user": ids(random, 400),
-            "time_stamp": 1_494_000_000 + random.integers(0, 700_000, ROWS),
-            "adgroup_id": ids(random, 300),
-            "pid": random.choice(["430548_1007", "430539_1007"], ROWS),
-            "nonclk": (~clicked).astype(int),
-            "clk": clicked.astype(int),
-            "cms_segid": random.integers(0, 97, ROWS),
-            "cms_group_id": random.integers(0, 13, ROWS),
-            "final_gender_code": random.integers(1, 3, ROWS),
-            "age_level": random.integers(0, 7, ROWS),
-            "pvalue_level": pa.array(random.integers(1, 4, ROWS), mask=random.random(ROWS) < 0.5),
-            "shopping_level": random.integers(1, 4, ROWS),
-            "occupation": random.integers(0, 2, ROWS),
-            "new_user_class_level": random.integers(1, 5, ROWS),
-            "cate_id": ids(random, 200),
-            "campaign_id": ids(random, 250),
-            "customer": ids(random, 150),
-            "brand": pa.array(ids(random, 150), mask=random.random(ROWS) < 0.3),
-            "price": (random.lognormal(5, 2, ROWS)).round(2),
-        }
-    )
-
-
 # The log, its label and what counts as 1; the numbers, the time, and what is left out. All other
 # columns are categorical.
 LOGS = {
-    "movielens": (movielens, "rating", "4,4.5,5", [], TimeField("timestamp", unit="s"), []),
-    "avazu": (
-        avazu,
-        "click",
-        None,
-        [],
-        TimeField("hour", "UTC", format="%y%m%d%H"),
-        ["id"],
-    ),
+    "avazu": (avazu, "click", None, [], TimeField("hour", "UTC", format="%y%m%d%H"), ["id"]),
     "outbrain": (
         outbrain,
         "clicked",
@@ -187,7 +140,6 @@ LOGS = {
         TimeField("timestamp", unit="ms"),
         [],
     ),
-    "taobao": (taobao, "clk", None, ["price"], TimeField("time_stamp", unit="s"), ["nonclk"]),
 }
 
 

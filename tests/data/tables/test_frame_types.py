@@ -1,7 +1,6 @@
 """A column of any type is used, left out with the reason, or refused with its name."""
 
 import datetime
-import decimal
 
 import numpy as np
 import pyarrow as pa
@@ -21,31 +20,24 @@ def cast(kind, values=NUMBERS):
     return pa.array(values).cast(kind)
 
 
+# test_drafts_prepare draws values of other types of Arrow.
 ARROW = {
-    **{str(kind): cast(kind) for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64())},
-    **{str(kind): cast(kind) for kind in (pa.float16(), pa.float32(), pa.float64())},
-    **{str(kind): cast(kind) for kind in (pa.decimal128(30, 3), pa.decimal256(50, 3))},
-    **{str(kind): cast(kind, WORDS) for kind in (pa.string(), pa.large_string(), pa.binary())},
+    **{str(kind): cast(kind) for kind in (pa.uint16(), pa.float16(), pa.decimal256(50, 3))},
+    "large": cast(pa.large_string(), WORDS),
     "views": pa.array(WORDS, pa.string_view()),
     "fixed": pa.array([f"w{i:02}".encode() for i in NUMBERS], pa.binary(3)),
-    "boolean": pa.array(NUMBERS % 2 == 0),
     "dictionary": pa.array(WORDS).dictionary_encode(),
     "dictionary of numbers": cast(pa.float64()).dictionary_encode(),
-    "date32": pa.array(NUMBERS.astype("datetime64[D]")),
     "date64": pa.array(NUMBERS.astype("datetime64[D]")).cast(pa.date64()),
     "time32": cast(pa.time32("s"), NUMBERS.astype(np.int32)),
-    "time64": cast(pa.time64("us")),
-    "duration": cast(pa.duration("ns")),
-    **{f"time {unit}": cast(pa.timestamp(unit)) for unit in ("s", "ms", "us")},
+    "time us": cast(pa.timestamp("us")),
     "nanoseconds": pa.array(MOMENTS),
     "zoned": pa.array(MOMENTS, pa.timestamp("ns", "Europe/Zurich")),
     "interval": pa.array([(1, 2, 3)] * ROWS, pa.month_day_nano_interval()),
-    "list": pa.array([[1, 2], [3]] * (ROWS // 2)),
     "large list": pa.array([[1, 2], None] * (ROWS // 2), pa.large_list(pa.int8())),
     "fixed list": pa.array([[1, 2], [3, 4]] * (ROWS // 2), pa.list_(pa.int8(), 2)),
     "list of views": pa.array([["a"], ["b", "c"]] * (ROWS // 2), pa.list_(pa.string_view())),
     "list of times": pa.array([[datetime.date(2026, 1, 1)]] * ROWS),
-    "struct": pa.array([{"a": 1}] * ROWS),
     "map": pa.array([[("a", 1)]] * ROWS, pa.map_(pa.string(), pa.int8())),
     "null": pa.nulls(ROWS),
     "all null": pa.nulls(ROWS, pa.float64()),
@@ -53,11 +45,7 @@ ARROW = {
         pa.array([0, 1] * (ROWS // 2)), pa.array([{"a": 1}, {"a": 2}])
     ),
     "run ends": pa.RunEndEncodedArray.from_arrays([ROWS], ["a"]),
-    "union": pa.UnionArray.from_dense(
-        pa.array([0, 1] * (ROWS // 2), pa.int8()),
-        pa.array([i // 2 for i in range(ROWS)], pa.int32()),
-        [pa.array(range(ROWS // 2)), pa.array(["a"] * (ROWS // 2))],
-    ),
+    "union": pa.UnionArray.from_sparse(pa.array([0] * ROWS, pa.int8()), [pa.array(WORDS)]),
 }
 
 
@@ -104,26 +92,18 @@ def pandas_columns(pandas):
         **{f"int {kind}": series(NUMBERS, dtype=kind) for kind in ("int8", "uint64", "Int64")},
         "Float32": series(NUMBERS / 2, dtype="Float32"),
         "boolean": series(NUMBERS % 2 == 0, dtype="boolean"),
-        "string": series(WORDS, dtype="string"),
         "string[pyarrow]": series(WORDS, dtype="string[pyarrow]"),
-        "object": series(WORDS, dtype=object),
         "mixed": object_,
         "category": series(WORDS, dtype="category"),
         "categories of intervals": pandas.cut(series(NUMBERS), 4),
-        "nanoseconds": series(MOMENTS),
-        "zoned": series(MOMENTS).dt.tz_localize("UTC").dt.tz_convert("Europe/Zurich"),
         "two zones": series(
             [pandas.Timestamp("2026-01-01", tz=("UTC", "Asia/Tokyo")[i % 2]) for i in range(ROWS)]
         ),
         "timedelta": series(pandas.to_timedelta(NUMBERS, "s")),
         "period": series(pandas.period_range("2026-01", periods=ROWS, freq="M")),
-        "dates": series([datetime.date(2026, 1, 1 + i) for i in NUMBERS.tolist()]),
-        "clock": series([datetime.time(int(i)) for i in NUMBERS]),
-        "decimal": series([decimal.Decimal(int(i)) / 4 for i in NUMBERS]),
         "complex": series(NUMBERS * 1j),
         "sparse": series(pandas.arrays.SparseArray(NUMBERS)),
         "bytes": series([b"\xff"] * ROWS),
-        "lists": series([[1, 2], [3]] * (ROWS // 2)),
         "dicts": series([{"a": 1}] * ROWS),
         "sets": series([{1}] * ROWS),
         "all missing": series([None] * ROWS),
@@ -138,17 +118,12 @@ def polars_columns(polars):
         **{str(kind): series(NUMBERS).cast(kind) for kind in (polars.Int8, polars.UInt64)},
         **({"Int128": series(NUMBERS).cast(polars.Int128)} if hasattr(polars, "Int128") else {}),
         "Float32": series(NUMBERS).cast(polars.Float32),
-        "String": series(WORDS),
         "Categorical": series(WORDS).cast(polars.Categorical),
         "Enum": series(WORDS).cast(polars.Enum(sorted(set(WORDS)))),
-        "Boolean": series(NUMBERS % 2 == 0),
         "Datetime": series(moments).cast(polars.Datetime("ns", "Europe/Zurich")),
-        "Date": series(moments).cast(polars.Date),
-        "Time": series(moments).dt.time(),
         "Duration": series([datetime.timedelta(i) for i in NUMBERS.tolist()]),
         "Decimal": series(NUMBERS).cast(polars.Decimal(20, 2)),
         "Binary": series([b"\xff"] * ROWS),
-        "List": series([[1, 2], [3]] * (ROWS // 2)),
         "Array": series([[1, 2], [3, 4]] * (ROWS // 2), dtype=polars.Array(polars.Int8, 2)),
         "Struct": series([{"a": 1}] * ROWS),
         "Null": series([None] * ROWS),

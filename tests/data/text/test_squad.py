@@ -1,13 +1,11 @@
 import json
 import re
 import string
-import unicodedata
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlrm.language.data import squad
 from dlrm.language.data.squad import (
     Answer,
     Question,
@@ -168,49 +166,6 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
         assert found[asked.id] == " ".join(words[first : last + 1])
 
 
-def test_the_window_with_most_context_has_the_word(tokenizer):
-    """Adds a hundredth of the length: token 223 has 22 neighbors in the longer window."""
-    asked = question(" ".join("abcdefghij" * 30))
-    features = SquadFeatures([asked], tokenizer, 250, 200, 1, training=False)
-    assert features.window_lengths.tolist() == [246, 100]
-    for token, window in [(199, 0), (222, 0), (223, 0), (224, 1), (245, 1)]:
-        start, end = np.zeros((2, 2, 250), np.float32)
-        for row in (0, 1):  # each has its own end
-            place = token - features.window_starts[row] + features.first_places[row]
-            start[row, place] = 1
-            end[row, min(place + row, 248)] = 1
-        words = predict_answers(features, start, end)["id"].split()
-        context = [min(token, 245 - token) + 2.46, min(token - 200, 299 - token) + 1.0]
-        assert window == int(context[1] > context[0])
-        assert len(words) == 1 + window, token
-
-
-def test_only_the_best_20_and_answers_of_30_tokens_count(tokenizer):
-    features = SquadFeatures([question(" ".join("abcdefghij" * 4))], tokenizer, 64, 64, 9, False)
-    start, end = np.zeros((2, 1, 64), np.float32)
-    start[0, 0], start[0, 3], end[0, 32], end[0, 33] = 9, 2, 2, 3
-    assert len(predict_answers(features, start, end)["id"].split()) == 30
-    features = SquadFeatures([question("a " * 59)], tokenizer, 64, 64, 9, False)
-    end[:] = 0
-    end[0, 10:12] = [2, 1]
-    start[0, 3], start[0, 0] = 0, 0
-    start[0, 20:40] = 2
-    assert predict_answers(features, start, end)["id"] == ""
-    start[0, 39] = 0
-    start[0, 5] = 1
-    assert predict_answers(features, start, end)["id"].split() == ["a"] * 6
-
-
-def test_windows_are_judged_in_blocks(tokenizer, monkeypatch):
-    questions = [question("a b c d e f g h i j k l m", id=str(n)) for n in range(5)]
-    features = SquadFeatures(questions, tokenizer, 10, 2, 4, training=False)
-    logits = np.random.default_rng(0).normal(size=(2, features.num_samples, 10))
-    whole = predict_answers(features, *logits)
-    monkeypatch.setattr(squad, "_BLOCK", 3)
-    assert predict_answers(features, *logits) == whole
-    assert len(set(whole.values())) > 1
-
-
 def test_what_follows_a_window_is_not_looked_at(tokenizer):
     features = SquadFeatures([question("a b c", "b")], tokenizer)
     start, end = one_hot(features, features.read(np.array([0])).spans.numpy())
@@ -288,7 +243,6 @@ def test_wrong_answers_are_named(tokenizer, asked, message):
     [
         ((10, 3, 7), "--max_seq_length 10: expected at least --max_query_length 7 and 4 more"),
         ((30, 0, 7), "--doc_stride 0: expected 1 or more"),
-        ((30, 3, 0), "--max_query_length 0: expected 1 or more"),
     ],
 )
 def test_impossible_sizes_are_named(tokenizer, sizes, message):
@@ -328,16 +282,10 @@ WHERE = r"d\.json: article 0, paragraph 0"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"id": None}, rf"{WHERE}, question 0: expected a field id, has .question., .answers."),
-        ({"question": 3}, rf"{WHERE}, question 0: question: expected a string|text, got 3"),
         ({"context": None}, rf"{WHERE}: expected a field context, has .qas."),
         ({"context": " \n"}, rf"{WHERE}: expected a context, got an empty one"),
-        ({"qas": None}, rf"{WHERE}: expected a field qas, has .context."),
-        ({"qas": [4]}, rf"{WHERE}, question 0: expected an object, got 4"),
         ({"qas": []}, r"d\.json: expected at least one question"),
         ({"answers": []}, rf"{WHERE}, question 0 \('1'\): expected at least one answer, got none"),
-        ({"text": None}, rf"{WHERE}, question 0, answer 0: expected a field text"),
-        ({"answer_start": "0"}, r"answer 0: answer_start: expected an integer, got '0'"),
         ({"answer_start": True}, "answer_start: expected an integer, got True"),
     ],
 )
@@ -350,10 +298,8 @@ def test_wrong_fields_are_named(tmp_path, changes, message):
     ("data", "message"),
     [
         (b'{"data": [\n1,, 2]}', r"d\.json: line 2, column 3: no JSON: Expecting value"),
-        (b"", r"d\.json: line 1, column 1: no JSON"),
         (b'{"data": "\xff"}', r"d\.json: byte 10: .*not UTF-8"),
         (b"[" * 100_000, r"d\.json: expected lists and maps at most"),
-        (b"9" * 5000, r"d\.json: no JSON: Exceeds the limit"),
         (b"[]", r"d\.json: expected an object, got \[\]"),
     ],
 )
@@ -448,51 +394,3 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
     assert missed == [
         ("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700,000")
     ]
-
-
-def normalized(text):
-    """Returns BERT's basic tokens of words, separated by spaces."""
-    result = ""
-    for char in unicodedata.normalize("NFD", text.lower()):
-        category = unicodedata.category(char)
-        apart = char in string.punctuation or category[0] == "P" or 0x4E00 <= ord(char) <= 0x9FFF
-        if category != "Mn" and category[0] != "C":
-            result += f" {char} " if apart else char
-    return " ".join(result.split())
-
-
-def aligned(tokens, words):
-    """Aligns tokens with words by finding their text in the normalized words."""
-    text = " ".join(tokens).replace(" ##", "").removeprefix("##")
-    begin = normalized(words).find(text)
-    one, two = (
-        [place for place, char in enumerate(side) if char != " "]
-        for side in (normalized(words), words)
-    )
-    if begin < 0 or len(one) != len(two):
-        return None  # an unknown word, or a letter that became two
-    return words[two[one.index(begin)] : two[one.index(begin + len(text) - 1)] + 1]
-
-
-def test_answers_are_what_aligning_tokens_with_words_gives(shared_data):
-    tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
-    questions = read_squad(shared_data / "squad" / "xquad_en_shared.json")
-    features = SquadFeatures(questions, tokenizer, 1024, training=False)
-    random = np.random.default_rng(0)
-    rows = features.read(np.arange(features.num_samples))
-    starts = random.integers(features.first_places, features.lengths - 1)
-    ends = np.minimum(starts + random.integers(0, 8, len(starts)), features.lengths - 2)
-    answers = predict_answers(features, *one_hot(features, np.stack([starts, ends], 1)))
-    differing = 0
-    for number, asked in enumerate(questions):
-        begin, stop = starts[number], ends[number] + 1
-        spans = features.token_spans(number)[begin - features.first_places[number] :]
-        touched = [
-            match[0]
-            for match in re.finditer("[^ \t\r\n\u202f]+", asked.context)
-            if match.end() > spans[0, 0] and match.start() < spans[stop - begin - 1, 1]
-        ]
-        tokens = [tokenizer.tokens[id] for id in rows.ids[number, begin:stop].tolist()]
-        expected = aligned(tokens, " ".join(touched))
-        differing += expected != " ".join(answers[asked.id].split()) and expected is not None
-    assert differing <= 2  # a letter that occurs twice: alignment takes the first

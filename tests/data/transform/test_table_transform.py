@@ -14,13 +14,7 @@ from dlrm.data.transform.cells import label_cells
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
 from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import (
-    CategoricalField,
-    Label,
-    NumericalField,
-    Schema,
-    TimeField,
-)
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 from dlrm.data.transform.transform import Transform, stack_ids
 from dlrm.data.transform.values import TEXT
 
@@ -99,93 +93,37 @@ REFUSED = [
     ("{label: y, numerical: [[x]]}", "numerical: expected a column or a map, got ['x']"),
     ("{label: y, numerical: [{}]}", "numerical: column: missing"),
     ("{label: y, numerical: [x, x]}", "columns used twice: x"),
-    ("{label: y, numerical: [y]}", "columns used twice: y"),
-    ("{label: y, categorical: [x, x]}", "columns used twice: x"),
-    (
-        "{label: y, numerical: [x], categorical: [{column: x, max_length: 2}]}",
-        "columns used twice: x",
-    ),
-    (
-        "{label: y, numerical: [x, x_number], categorical: [x]}",
-        "columns used twice: x, whose number would be called x_number, which is another column",
-    ),
+    ("{label: y, numerical: [x, x_number], categorical: [x]}", "columns used twice: x, whose numb"),
     ("{label: y, numerical: [{column: x, bins: 1}]}", "numerical field x: bins: expected 0, or 2"),
-    ("{label: y, numerical: [{column: x, bins: 257}]}", "numerical field x: bins: expected 0, or"),
-    (
-        "{label: y, numerical: [{column: x, bins: a}]}",
-        "numerical x: bins: expected an integer, got",
-    ),
-    (
-        "{label: y, numerical: [{column: x, transform: ln}]}",
-        "numerical field x: transform: expected",
-    ),
-    (
-        "{label: y, numerical: [{column: x, tranform: log}]}",
-        "numerical x: expected some of column,",
-    ),
+    ("{label: y, numerical: [{column: x, bins: a}]}", "numerical x: bins: expected an integer, go"),
+    ("{label: y, numerical: [{column: x, transform: ln}]}", "numerical field x: transform: expect"),
     ("{label: y, categorical: [{column: c, type: int}]}", "categorical field c: type: expected"),
-    (
-        "{label: y, categorical: [{column: c, frequency_limit: 0}]}",
-        "categorical field c: frequency",
-    ),
     (
         "{label: y, categorical: [{column: c, frequency_limit: true}]}",
         "categorical c: frequency_lim",
     ),
-    (
-        "{label: y, categorical: [{column: c, max_ids: -1}]}",
-        "categorical field c: max_ids: expected",
-    ),
-    (
-        "{label: y, categorical: [{column: c, max_ids: 0}]}",
-        "categorical field c: max_ids 0: expected",
-    ),
-    (
-        "{label: y, categorical: [{column: c, hash_buckets: -1}]}",
-        "categorical field c: hash_buckets",
-    ),
-    (
-        "{label: y, numerical: [x], lists: [z]}",
-        "lists: expected fields of lists under categorical, with max_length",
-    ),
+    ("{label: y, categorical: [{column: c, max_ids: 0}]}", "categorical field c: max_ids 0: expec"),
+    ("{label: y, categorical: [{column: c, hash_buckets: -1}]}", "categorical field c: hash_bucke"),
+    ("{label: y, numerical: [x], lists: [z]}", "lists: expected fields of lists under categorical"),
     (
         "{label: y, numerical: [x], weigth: z}",
         "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
         "crosses, format, got 'weigth' as well; did you mean weight?",
     ),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
-    ("{label: y, numerical: [x], groups: [u, u]}", "groups: columns named twice: u"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
     ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
-    (
-        "{label: y, numerical: [x], time: {column: t, unit: min}}",
-        "time t: unit: expected s, ms, us, ns",
-    ),
+    ("{label: y, numerical: [x], time: {column: t, unit: min}}", "time t: unit: expected s, ms, u"),
     ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
-    ("{label: [y], numerical: [x]}", "label: expected a column or a map, got ['y']"),
     ("{label: y, numerical: [x], format: [1]}", "format: expected a map with fields, got [1]"),
-    (
-        "{label: y, numerical: [x], format: {quote: ab}}",
-        "format: quote: expected one character of ASCII, no blank or line end, or none, got 'ab'",
-    ),
-    (
-        "{label: y, numerical: [x], format: {encoding: utf-99}}",
-        "format: encoding: expected a name such as utf-8, latin-1, cp1252 or utf-16, got 'utf-99'",
-    ),
+    ("{label: y, numerical: [x], format: {quote: ab}}", "format: quote: expected one character of"),
+    ("{label: y, numerical: [x], format: {encoding: utf-99}}", "format: encoding: expected a name"),
     (
         "{label: y, numerical: [x], format: {delimiter: ';', quote: ';'}}",
         "format: delimiter, quote: expected two characters, got ';'",
     ),
-    (
-        "{label: y, numerical: [x], format: {decimal: ',', thousands: ','}}",
-        "format: decimal, thousands: expected two characters, got ',' for both",
-    ),
     ("{label: y, numerical: [x], format: {header: 1}}", "format: header: expected true or false"),
-    (
-        "{label: y, numerical: [x], format: {chunk_rows: 9}}",
-        "format: expected some of columns, header, delimiter, quote, escape, encoding, decimal, "
-        "thousands, compression, got 'chunk_rows' as well",
-    ),
+    ("{label: y, numerical: [x], format: {chunk_rows: 9}}", "format: expected some of columns, he"),
     (
         "{label: y, categorical: [{column: c, true_values: [a], missing_values: [a]}]}",
         "categorical field c: expected one meaning of 'a', got true and missing",
@@ -197,10 +135,6 @@ REFUSED = [
     (
         "{label: y, numerical: [x], time: {column: t, format: abc}}",
         "time t: format: expected directives such as %d/%m/%Y %H:%M, got 'abc'",
-    ),
-    (
-        "{label: {column: y, positive: []}, numerical: [x]}",
-        "label y: positive: expected one value or more, got none",
     ),
     (
         "{label: {column: y, positive: [4, 5], negative: [5]}, numerical: [x]}",
@@ -216,31 +150,17 @@ REFUSED = [
         (f"{{label: y, categorical: [{{column: a, table: t}}, {{column: b, {entries}}}, c]}}", said)
         for entries, said in (
             ("table: t, type: integer", "categorical field b: type: expected string, as of a, whi"),
-            (
-                "table: t, max_ids: 3",
-                "categorical field b: max_ids: expected none, as of a, which ",
-            ),
             ("table: t, dictionary: d", "categorical field b: dictionary: expected none beside ta"),
             ("table: ''", "categorical field b: table: expected a name, got ''"),
-            ("dictionary: ''", "categorical field b: dictionary: expected a name, got ''"),
             ("target: a", "categorical field b: target: expected max_length too, which makes"),
-            (
-                "table: t, max_length: 3, target: a",
-                "categorical field b: target: expected pooling: attention beside it, got none",
-            ),
-            (
-                "table: t, max_length: 3, pooling: attention",
-                "categorical field b: pooling: attention: expected a target, the candidate's field",
-            ),
+            ("table: t, max_length: 3, target: a", "categorical field b: target: expected pooling"),
+            ("table: t, max_length: 3, pooling: attention", "categorical field b: pooling: attent"),
             (
                 "table: t, max_length: 3, pooling: attention, target: a, ordered: false",
                 "categorical field b: pooling: attention: expected an ordered list, got ordered: "
                 "false; leave ordered out, or write pooling: sum or mean",
             ),
-            (
-                "max_length: 3, pooling: attention, target: a",
-                "categorical field b: pooling: attention: expected table: NAME here and at a, so",
-            ),
+            ("max_length: 3, pooling: attention, target: a", "categorical field b: pooling: atten"),
             (
                 "table: t, max_length: 3, pooling: attention, target: c",
                 "categorical field b: target: expected a field of table 't', got c, which has a "
@@ -260,33 +180,16 @@ REFUSED = [
         (f"{{label: y, numerical: [n], categorical: [a, b, {LIST}], crosses: [{cross}]}}", message)
         for cross, message in (
             ("a", "crosses: expected a map with fields, got 'a'"),
-            ("{buckets: 3}", "crosses: fields: missing"),
-            ("{fields: a, buckets: 3}", "crosses: fields: expected a list of texts, got 'a'"),
             ("{fields: [a], buckets: 3}", "cross a: fields: expected two or more different ones"),
-            ("{fields: [a, a], buckets: 3}", "cross a_x_a: fields: expected two or more differ"),
-            (
-                "{fields: [a, b]}",
-                "cross a_x_b: buckets: expected 1 or more, or a frequency_limit, got 0; add `bucke",
-            ),
+            ("{fields: [a, b]}", "cross a_x_b: buckets: expected 1 or more, or a frequency_limit"),
             ("{fields: [a, b], buckets: 3, max_ids: 5}", "cross a_x_b: max_ids: expected a freq"),
             ("{name: z, fields: [a, b], frequency_limit: 0}", "categorical field z: frequency_l"),
             ("{fields: [a, c], buckets: 3}", f"cross a_x_c: {FIELDS}, got 'c'"),
             ("{fields: [a, n], buckets: 3}", f"cross a_x_n: {FIELDS}, got numerical field n"),
-            ("{fields: [a, y], buckets: 3}", f"cross a_x_y: {FIELDS}, got the label y"),
-            ("{fields: [a, l], buckets: 3}", f"cross a_x_l: {FIELDS}, got list field l"),
             ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
-            ("{name: y, fields: [a, b], buckets: 3}", "cross y: name: expected one that no other"),
         )
     ),
-    (
-        "{label: y, numerical: [{column: x, buckets: 2}]}",
-        "numerical x: expected some of column, transform, bins, missing_values, true_values, "
-        "false_values, type, required, got 'buckets' as well",
-    ),
-    (
-        "{label: {column: y, buckets: 2}, numerical: [x]}",
-        "label y: expected some of column, positive, negative, any_negative, got 'buckets'",
-    ),
+    ("{label: y, numerical: [{column: x, buckets: 2}]}", "numerical x: expected some of column, t"),
 ]
 
 

@@ -194,13 +194,7 @@ def test_a_wrong_entry_of_a_manifest_is_named(shards, value):
         open_pretraining(shards)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        (TOKENS, 0),
-        (LABEL, 2),
-    ],
-)
+@pytest.mark.parametrize(("column", "value"), [(TOKENS, 0), (LABEL, 2)])
 def test_a_row_that_cannot_be_is_named(tmp_path, rows, column, value):
     rows.facts[7, column] = value
     with pytest.raises(ValueError, match=rf"part_00000.hdf5: row 7: expected .*\b{value}\b"):
@@ -331,15 +325,6 @@ def test_an_hdf5_field_of_no_integers_is_named(tmp_path, rows, values):
     with pytest.raises(
         ValueError, match="part.hdf5: input_ids: expected integers, got (.S4|float64)"
     ):
-        open_pretraining(path)
-
-
-def test_an_hdf5_group_is_no_field(tmp_path, rows):
-    path = tmp_path / "part.hdf5"
-    write_nvidia(path, rows, segment_ids=None)
-    with sys.modules["h5py"].File(path, "a") as file:
-        file.create_group("segment_ids")
-    with pytest.raises(ValueError, match="part.hdf5: segment_ids: expected integers, got a group"):
         open_pretraining(path)
 
 

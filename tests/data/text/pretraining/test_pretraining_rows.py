@@ -107,45 +107,6 @@ def test_pairs_are_those_of_the_procedure(length, repetition):
     assert all(a and b and len(a) + len(b) <= length - 3 for a, b, _ in found)
 
 
-def test_pairs_of_a_document_depend_on_nothing_but_it_and_the_seed():
-    documents, _ = made_up(50)
-    whole = segment_pairs(documents, 0, 50, 0, CONFIG)
-    parts = [segment_pairs(documents, i, i + 1, 0, CONFIG) for i in range(50)]
-    assert np.array_equal(np.concatenate(parts), whole)
-    assert not np.array_equal(segment_pairs(documents, 0, 50, 1, CONFIG), whole)
-    other = RowConfig(64, 8, seed=4)
-    assert not np.array_equal(segment_pairs(documents, 0, 50, 0, other), whole)
-
-
-def test_half_the_second_segments_come_from_another_document():
-    documents, _ = made_up(500, 40, 6)
-    pairs = np.concatenate([segment_pairs(documents, 0, 500, i, CONFIG) for i in range(5)])
-    starts = documents.sentences[documents.documents]
-    a, b = (np.searchsorted(starts, pairs[:, i], side="right") for i in (0, 2))
-    is_random = pairs[:, 4] == 1  # label 1, as in Google's and NVIDIA's programs
-    assert np.array_equal(a != b, is_random)
-    assert (pairs[~is_random, 1] <= pairs[~is_random, 2]).all()
-    # A tenth of the documents is cut into single sentences, where B is always random.
-    assert 0.5 < is_random.mean() < 0.6
-    spread = np.bincount(b[is_random], minlength=501)[1:]
-    assert spread.min() >= 1
-    assert spread.max() < 25  # 7 on average
-
-
-def test_a_tenth_of_the_documents_has_shorter_rows():
-    documents, _ = made_up(3000, 60, 6)
-    sentences = np.diff(documents.documents)
-    lengths = []
-    for document in np.flatnonzero(sentences > 25):
-        a0, a1, b0, b1, is_random = segment_pairs(documents, document, document + 1, 0, CONFIG)[0]
-        if not is_random:  # at least the target, at most a sentence more
-            lengths.append(a1 - a0 + b1 - b0)
-    full = (np.array(lengths) == 61).mean()
-    # 5 of the 60 shorter target lengths can also fill the row.
-    assert full == pytest.approx(0.9 + 0.1 * 2.5 / 60, abs=0.03)
-    assert min(lengths) < 15
-
-
 def test_rows_are_pairs_between_special_tokens(tokenizer):
     documents, _ = made_up()
     pairs = segment_pairs(documents, 0, 200, 0, CONFIG)
@@ -205,30 +166,3 @@ def test_places_of_masked_tokens_are_uniform(tokenizer):
     assert set(np.flatnonzero(counts == 0).tolist()) == {0, 31, 63}
     share = counts[counts > 0] / 8000
     np.testing.assert_allclose(share, 8 / 61, atol=5 * (8 / 61 / 8000) ** 0.5)
-
-
-def test_masks_depend_on_seed_and_part(tokenizer):
-    documents, _ = made_up(50)
-    pairs = segment_pairs(documents, 0, 50, 0, CONFIG)
-    rows, same, other = (
-        make_rows(documents.tokens, pairs, tokenizer, CONFIG, part) for part in (0, 0, 1)
-    )
-    for one, another in zip(rows, same, strict=True):
-        assert np.array_equal(one, another)
-    assert not np.array_equal(rows.masked_positions, other.masked_positions)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_seq_length": 7}, "--max_seq_length 7: expected 8 or more, 65535 at most"),
-        ({"max_predictions_per_seq": 0}, "--max_predictions_per_seq 0: expected 1 or more"),
-        ({"max_predictions_per_seq": 126}, "--max_predictions_per_seq: .* 125, got 126"),
-        ({"masked_lm_prob": 0.0}, "--masked_lm_prob 0.0: expected a number above 0, 0.5 at most"),
-        ({"short_seq_prob": 1.5}, "--short_seq_prob 1.5: expected 0 or more, 1 at most"),
-        ({"seed": -1}, "--seed -1: expected 0 or more"),
-    ],
-)
-def test_impossible_values_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        RowConfig(**options)
