@@ -14,6 +14,8 @@ from dlrm.language.pretraining import command as prepare_text
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.logs import command as logs
+from dlrm.scripts.prepare import command as tables
+from dlrm.scripts.prepare.__main__ import main as prepare_tables
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -32,8 +34,9 @@ def images(arguments):
     return prepare_images.main(arguments)
 
 
-logs.open_engine = inline_engine
+logs.open_engine = tables.open_engine = inline_engine
 COMMANDS = {
+    "tables": prepare_tables,
     "logs": prepare_logs.main,
     "images": images,
     "text": prepare_text.main,

@@ -104,12 +104,6 @@ def run_campaign(campaign, every):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [_SYNC, _BACKGROUND], ids=str)
-def test_some_kills_cost_nothing(forks, folder, kind):
-    run_campaign(Campaign(forks, folder, kind), every=80)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "every"), [(_SYNC, 1), (_BACKGROUND, 1), ((2, False), 10), ((1, True), 10)], ids=str
 )

@@ -5,9 +5,12 @@ import time
 
 import numpy as np
 import preprocessing
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from killing import Forks, contents, kill_points, report
 
+from dlrm.data.transform.schema import Schema
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
@@ -113,6 +116,16 @@ def test_no_kill_of_preprocessing_costs_anything(forks, logs, tmp_path, mode, ov
     run_campaign(campaign, f"{mode}, over another {over}", every)
 
 
+def tables(folder):
+    rows = {"y": [0, 1] * 40, "x": range(80), "c": [*"abca"] * 20, "d": [*"pqrst"] * 16}
+    pq.write_table(pa.table(rows), folder / "rows.parquet", row_group_size=20)
+    fields = {"numerical": ["x"], "categorical": ["c", {"column": "d", "max_ids": 2}]}
+    schema = {"label": "y", **fields, "crosses": [{"fields": ["c", "d"], "buckets": 5}]}
+    Schema.from_dict(schema).save(folder / "schema.yaml")
+    source = [f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'rows.parquet'}"]
+    return [*source, "--split_bytes=300", "--overwrite", "--noreport", "--cores=1"], "--seed=1"
+
+
 def images(folder):
     image = pytest.importorskip("PIL.Image")
     for i in range(8):
@@ -136,7 +149,7 @@ def text(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize("source", [images, text])
+@pytest.mark.parametrize("source", [tables, images, text])
 def test_no_kill_of_another_command_costs_anything(forks, tmp_path, source, over):
     folder = tmp_path / "source"
     folder.mkdir()
@@ -145,4 +158,5 @@ def test_no_kill_of_another_command_costs_anything(forks, tmp_path, source, over
     arguments.append(f"--output={new / 'dataset'}")
     name = source.__name__
     campaign = Campaign(forks, new, name, arguments, new / "dataset", other, over)
-    run_campaign(campaign, f"{name}, over another {over}")
+    every = 8 if source is tables else 1
+    run_campaign(campaign, f"{name}, over another {over}", every)

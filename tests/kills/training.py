@@ -82,11 +82,7 @@ def train(run, keep, in_background, rank=0, size=1, store=None):
     world = World(rank, size)
     if size > 1:
         dist.init_process_group(
-            "gloo",
-            init_method=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=120),
+            "gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=120)
         )
     config = TrainConfig(print_freq=5, test_freq=2, checkpoint_freq=3)
     trainer, batches = begin(run, config, keep, in_background, world)

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -202,38 +200,6 @@ def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     put_text(uri, "other")
     with pytest.raises(FileExistsError, match=f"{uri}: has objects, such as (note|other), but no"):
         Output(uri, path, True)
-
-
-class Refusing(BaseHTTPRequestHandler):
-    """A store that permits nothing, and repeats what it was sent."""
-
-    def do_GET(self):  # noqa: N802  # the library's name
-        content = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_HEAD = do_PUT = do_GET  # noqa: N815
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_store_that_permits_nothing_is_told_with_what_was_sought(dlrm, monkeypatch, bucket):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        for words in (
-            ["schema", "--input=s3://closed/a.csv", "--label=y", "--output=never.yaml"],
-            ["prepare", "--schema=x", "--input=x", "--output=s3://closed2/data"],
-        ):
-            told = dlrm(*words, code=1)
-            assert re.match(r"error: s3://closed\d?/\S*: no permission \(", told)
-            assert "credentials were looked for in AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws" in told
-            assert "secret-of-the-test" not in told
-            assert told.count("\n") == 1
-        server.shutdown()
 
 
 def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypatch):

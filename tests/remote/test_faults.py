@@ -55,14 +55,6 @@ def test_failures_change_no_byte(endpoint, published, faults):
     assert happened["failed" if "failing" in faults else "cut"]
 
 
-@pytest.mark.slow
-def test_a_throttled_client_waits(endpoint, published):
-    endpoint.set(throttle=30)
-    with fetched_directory(Cache.open(), published[1]) as copy:
-        assert len(list(copy.iterdir())) == 62
-    assert endpoint.facts()["counts"]["throttled"]
-
-
 @pytest.mark.usefixtures("hasty")
 def test_an_object_that_is_cut_each_time_is_named(endpoint, store_uri):
     store = open_store(store_uri)

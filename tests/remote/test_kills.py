@@ -83,20 +83,6 @@ def written(endpoint):
     return sum(counts.get(name, 0) for name in ("PUT", "POST", "DELETE"))
 
 
-class AtAnyTime:
-    """Kills a command at a random moment of its run."""
-
-    def __init__(self, endpoint, run):
-        began = time.monotonic()
-        run()
-        self._seconds = time.monotonic() - began
-
-    def wait(self, process, moments):
-        """Returns when the command is to be killed, or has ended."""
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(moments.uniform(0.2, 1.0) * self._seconds)
-
-
 class WhileItWrites:
     """Kills a command after a random number of requests that change objects."""
 
@@ -112,8 +98,7 @@ class WhileItWrites:
             time.sleep(0.002)
 
 
-@pytest.mark.parametrize("way", [AtAnyTime, WhileItWrites])
-def test_twenty_kills_change_nothing(way, endpoint, inputs, store_uri, tmp_path, monkeypatch):
+def test_twenty_kills_change_nothing(endpoint, inputs, store_uri, tmp_path, monkeypatch):
     output, reader = store_uri.below("dataset"), Cache.open(tmp_path / "reader")
 
     def there():
@@ -131,7 +116,7 @@ def test_twenty_kills_change_nothing(way, endpoint, inputs, store_uri, tmp_path,
 
     run("old")
     endpoint.set(latency=0.02)
-    when, moments, found = way(endpoint, lambda: run("new")), random.Random(SEED), []
+    when, moments, found = WhileItWrites(endpoint, lambda: run("new")), random.Random(SEED), []
     for _ in range(KILLS // 2):
         before = found[-1] if found else "new"
         wanted = "old" if before == "new" else "new"
@@ -142,4 +127,4 @@ def test_twenty_kills_change_nothing(way, endpoint, inputs, store_uri, tmp_path,
             found.append(there())
         run(wanted)
         found.append(wanted)
-    print(f"{way.__name__}: {KILLS} kills; there was after each, and after each end: {found}")
+    print(f"{KILLS} kills; there was after each, and after each end: {found}")

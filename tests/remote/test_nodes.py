@@ -92,8 +92,7 @@ def other_dataset(trained, tmp_path_factory):
 
 def test_hosts_with_other_copies_are_refused(trained, other_dataset, tmp_path):
     said, codes = train(
-        tmp_path,
-        own={0: [f"--dataset={trained.dataset}"], 1: [f"--dataset={other_dataset}"]},
+        tmp_path, own={0: [f"--dataset={trained.dataset}"], 1: [f"--dataset={other_dataset}"]}
     )
     assert codes == [1, 1]
     assert "error: the ranks of a run must agree:\n  SHA-256 of the dataset's manifest" in said

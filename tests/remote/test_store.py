@@ -1,8 +1,6 @@
 """Objects, patterns and errors of stores."""
 
 import os
-import socket
-import threading
 
 import pytest
 
@@ -131,22 +129,6 @@ def test_wrong_settings_are_named(monkeypatch, settings, message):
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"^s3://wrong/: .*{message}"):
         open_store(Uri("s3", "wrong"))
-
-
-@pytest.mark.slow
-def test_a_server_that_is_restarted_is_waited_for(bucket, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port)
-    timer = threading.Timer(12, server.start)
-    timer.start()
-    try:
-        with pytest.raises(FileNotFoundError, match="no such bucket"):
-            open_store(Uri("s3", f"{bucket.authority}-late")).entries("")
-    finally:
-        timer.join()
-        server.stop()
 
 
 def test_a_forked_child_reads(bucket):

@@ -305,10 +305,7 @@ def test_other_options_are_refused_unless_the_run_is_discarded(source, store_uri
 def test_two_drivers_that_begin_at_once_do_not_share_a_run(source, store_uri):
     _, uri = source(".parquet")
     output = store_uri.below("out")
-    with (
-        patch.object(stored_work, "_record", lambda uri: None),
-        killed_at_write(4),
-    ):
+    with patch.object(stored_work, "_record", lambda uri: None), killed_at_write(4):
         prepare(uri, output)
     with (
         patch.object(stored_work, "_record", lambda uri: None),

@@ -109,16 +109,6 @@ def check_resumed(flags, uri, expected):
     assert found["log.json"].count(b'"PARAMETER"') in (1, 2)
 
 
-@pytest.mark.slow
-def test_a_teacher_is_fetched_from_its_uri(flags, bucket, tmp_path):
-    uri = bucket.below("teacher")
-    forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}")
-    best = checkpoint_among(uri, open_store(uri).entries(uri.folder))
-    student = [f"--distill={uri}", "--max_steps=2", f"--save_checkpoint_path={tmp_path / 'run'}"]
-    said = forked.succeed("dlrm.scripts.main", *flags[:-1], *student).stdout
-    assert f"labels are mixed with the probabilities of {best} (0.5)" in said
-
-
 def test_a_killed_training_goes_on_from_its_uri(flags, bucket, tmp_path, watchers, expected):
     uri = bucket.below("run")
     code, said = killed(flags, uri, tmp_path, watchers, 60, True)
@@ -127,7 +117,9 @@ def test_a_killed_training_goes_on_from_its_uri(flags, bucket, tmp_path, watcher
 
 
 @pytest.mark.slow
-def test_trainings_killed_at_any_request_end_alike(flags, bucket, tmp_path, watchers, expected):
+def test_trainings_killed_at_any_request_end_alike(
+    flags, bucket, tmp_path, watchers, expected, monkeypatch
+):
     draw = random.Random(20261126)
     for turn in range(20):
         uri = bucket.below(f"run{turn}")
@@ -135,21 +127,9 @@ def test_trainings_killed_at_any_request_end_alike(flags, bucket, tmp_path, watc
         code, said = killed(flags, uri, tmp_path, watchers, number, after)
         assert code in (0, -signal.SIGKILL), said  # it may have ended before
         check_loads(flags, uri, tmp_path)
+        if turn % 4 == 0:  # goes on where the cache is not
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{turn}"))
         check_resumed(flags, uri, expected)
-
-
-@pytest.mark.slow
-def test_a_killed_training_goes_on_where_its_cache_is_not(
-    flags, bucket, tmp_path, watchers, expected, monkeypatch
-):
-    draw = random.Random(20261127)
-    for turn in range(5):
-        uri = bucket.below(f"run{turn}")
-        code, said = killed(flags, uri, tmp_path, watchers, draw.randrange(1, 160), True)
-        assert code in (0, -signal.SIGKILL), said
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{turn}"))
-        forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume")
-        assert weights_of(at(uri)) == expected
 
 
 def test_a_run_goes_on_from_the_newest_checkpoint_at_a_uri(flags, bucket, tmp_path):
@@ -244,14 +224,6 @@ def test_exit_codes(endless, flags, bucket, watchers):
     os.kill(process.pid, signal.SIGTERM)
     process.join(120)
     assert process.exitcode == STOPPED, output.read_text()
-    newest = wait_for_step(uri)
-    assert f"--resume continues from {uri}/{newest}" in output.read_text()
-
-    process, output = endless("--resume")
-    newest = wait_for_step(uri, newest)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(120)
-    assert process.exitcode == 130, output.read_text()
     newest = wait_for_step(uri)
     assert f"--resume continues from {uri}/{newest}" in output.read_text()
 
