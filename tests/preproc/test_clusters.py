@@ -1,15 +1,11 @@
 """Local Spark clusters produce the same bytes, also when an executor is killed."""
 
-import grp
 import os
-import pwd
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +16,7 @@ from preproc_testing import binary_files, node_environment, package_archive
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from cluster import descendants, free_port  # noqa: E402
+from cluster import free_port  # noqa: E402
 
 pytestmark = pytest.mark.long
 ROWS = [f"{int(i % 3 == 0)},{i},{'abc'[i % 3]}\n" for i in range(1000)]
@@ -54,56 +50,6 @@ def start(raw, output, *arguments, runner=(sys.executable, "-u"), **how):
         text=True,
         **how,
     )
-
-
-def executors(pid):
-    named = []
-    for child in descendants(pid):
-        try:
-            command = Path(f"/proc/{child}/cmdline").read_text()
-        except OSError:
-            continue
-        if "CoarseGrainedExecutorBackend" in command:
-            named.append(child)
-    return named
-
-
-@pytest.mark.slow
-def test_an_executor_that_is_killed_changes_nothing(java, raw, expected, tmp_path):
-    output = tmp_path / "out"
-    master = ["--master=local-cluster[2,1,1024]", "--conf=spark.executor.memory=512m"]
-    run = start(raw, output, *master)
-    killed = []
-    for line in run.stdout:
-        if line.startswith("start:"):
-            killed = executors(run.pid)[:1]
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-    assert run.wait(200) == 0
-    run.stdout.close()
-    assert len(killed) == 1
-    assert binary_files(output / "binary_dataset") == expected
-
-
-@pytest.mark.slow
-def test_executors_that_come_and_go_change_nothing(java, raw, expected, tmp_path):
-    settings = {
-        "spark.executor.memory": "512m",
-        "spark.sql.adaptive.enabled": "true",
-        "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.executorIdleTimeout": "3s",
-        "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
-        "spark.log.level": "INFO",
-    }
-    arguments = [f"--conf={name}={value}" for name, value in settings.items()]
-    master = ["--master=local-cluster[2,1,1024]", "--split_bytes=3000000"]
-    run = start(raw, tmp_path / "out", *master, *arguments)
-    said = run.communicate(timeout=400)[0]
-    assert run.returncode == 0, said
-    log = (tmp_path / "out" / "spark.log").read_text()
-    assert "new executor because tasks are backlogged" in log
-    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
 @contextmanager
@@ -199,79 +145,6 @@ def test_a_master_that_does_not_answer_is_said(java, raw, tmp_path):
     error = run.communicate(timeout=180)[1]
     assert run.returncode == 1
     assert re.match("error: Spark .*All masters are unresponsive! Giving up", error), error
-
-
-@pytest.fixture
-def nobody():
-    """Returns a folder that all may enter, and the Python of another user and its PYTHONPATH."""
-    import numpy
-
-    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    path = os.pathsep.join(map(str, [COMMAND.parents[1], Path(numpy.__file__).parents[1]]))
-    if os.geteuid():
-        pytest.skip("only root starts the processes of another user")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        how = {"user": "nobody", "cwd": folder, "env": {"PYTHONPATH": path}}
-        words = [python, "-c", "import dlrm.preproc, numpy, pyarrow, pyspark"]
-        try:
-            subprocess.run(words, check=True, capture_output=True, **how)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no Python for another user: {error}")
-        yield Path(folder), python, path
-
-
-@pytest.mark.slow
-def test_executors_of_another_user_are_named_or_share_a_group(java, raw, expected, nobody):
-    folder, python, path = nobody
-    logs = folder / "logs"
-    shutil.copytree(raw, logs)
-    port, worker = free_port(), folder / "worker"
-    worker.mkdir()
-    shutil.chown(worker, "nobody")
-    group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
-    arguments = [*driver_of(port), f"--conf=spark.pyspark.python={python}"]
-    arguments += [f"--conf=spark.executorEnv.PYTHONPATH={path}"]
-    with (
-        spark_class(folder, "master.Master", *master_of(port)) as log,
-        spark_class(worker, "worker.Worker", *worker_of(port), user="nobody", group=group),
-    ):
-        wait_for(log, "Registering worker", 1)
-        run = start(logs, folder / "own", *arguments, stderr=subprocess.PIPE, umask=0o022)
-        _, error = run.communicate(timeout=120)
-        assert run.returncode == 1
-        where = rf"{folder}/own/binary_dataset.unfinished' \(on host \S+ as user nobody\)"
-        assert re.match(
-            rf"error: \[Errno 13\] Permission denied: cannot create a file: '{where}", error
-        )
-        shared = folder / "shared"
-        shared.mkdir()
-        shutil.chown(shared, group=group)
-        shared.chmod(0o2775)
-        run = start(logs, shared, *arguments, umask=0o002)
-        said = run.communicate(timeout=120)[0]
-        assert run.returncode == 0, said
-    assert binary_files(shared / "binary_dataset") == expected
-
-
-@pytest.mark.slow
-def test_spark_submit_with_py_files_is_quiet_and_has_the_python_of_its_user(
-    java, raw, expected, tmp_path
-):
-    pyspark = pytest.importorskip("pyspark")
-    package = shutil.make_archive(tmp_path / "dlrm", "zip", COMMAND.parents[1], "dlrm")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    runner = [submit, "--master=local[2]", f"--py-files={package}"]
-    users = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": sys.executable}
-    run = start(raw, tmp_path / "out", runner=runner, env=users, stderr=subprocess.PIPE)
-    said, error = run.communicate(timeout=200)
-    assert run.returncode == 0, error
-    assert len(error.splitlines()) < 15, error
-    assert "daemon" in (tmp_path / "called").read_text()
-    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
 @pytest.fixture

@@ -216,31 +216,17 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     ]
     assert [s["rows"] for s in report["splits"].values()] == [100, 20, 20]
     assert [s["values_raised_to_1"] for s in report["splits"].values()] == [0, 10, 10]
+    # test_table_report compares quantiles, shares and drift with those of numpy.
     first, second = report["numerical"]
     assert (first["missing"]["train"], second["missing"]["train"]) == (0, 0.8)
-    for quantile, value in first["quantiles"].items():  # of 0, 1, ..., 99
-        assert value == pytest.approx(100 * float(quantile) - 0.5, rel=0.04, abs=1)
-    assert all(value == int(value) for value in first["quantiles"].values())
-    assert set(second["quantiles"].values()) == {second["quantiles"]["0.5"]}
-    assert second["quantiles"]["0.5"] == pytest.approx(7, rel=0.03)
-    a, b, c = report["categorical"]
-    assert [f["distinct_values"] for f in (a, b, c)] == [3, 100, 1]
-    assert [f["cardinality"] for f in (a, b, c)] == [4, 1, 2]
+    assert first["quantiles"]["0.5"] == pytest.approx(49.5, rel=0.04, abs=1)
+    assert [f["cardinality"] for f in report["categorical"]] == [4, 1, 2]
+    a = report["categorical"][0]
     assert a["values_without_id"] == {"train": 0, "test": 0.45, "validation": 0.5}
-    assert b["values_without_id"] == {"train": 1, "test": None, "validation": None}
-    assert b["missing"] == {"train": 0, "test": 1, "validation": 1}
-    drifts = [feature["drift"]["slices"] for feature in (a, b, c)]
-    assert drifts[0][0] == drifts[2][0] == drifts[2][1] == 0
-    assert drifts[0][1] > 0.25
+    assert (a["drift"]["slices"][0], a["drift"]["slices"][1] > 0.25) == (0, True)
     text = (dataset / "report.html").read_text()
     page = Page(text)
-    for shown in (
-        "140 rows, ",
-        "The last day is held out",
-        ">45.00 %</span></td>",
-        "<td>–</td>",
-        "Rows, up to 100",
-    ):
+    for shown in ("140 rows, ", "The last day is held out", "Rows, up to 100"):
         assert shown in text
     assert {"table", "caption", "details"} <= {*page.tags}
 

@@ -193,13 +193,6 @@ def test_a_class_folder_that_holds_only_folders_is_refused(files, folder, tmp_pa
         find_images(path)
 
 
-def test_folders_in_a_class_folder_beside_images_belong_to_the_class(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [(name, b"") for name in ("a/0", "a/more/0", "train/0")])
-    source = find_images(path)
-    assert source.classes == ["a", "train"]
-    assert [item.label for item in source.splits["train"]] == [0, 0, 1]
-
-
 def test_folders_that_are_split_stay_so(folder, tmp_path, capsys):
     for split in ("train", "val"):
         shutil.copytree(folder, tmp_path / "split" / split)
@@ -266,16 +259,6 @@ def test_what_is_no_file_is_a_bad_image(folder, tmp_path, capsys):
     assert "dog/\\udcff.png: not a readable image" in listed[1]
     assert "dog/dangling.png: cannot be read: No such file or directory" in listed[2]
     assert len(pixels_of(tmp_path / "a", "train") + pixels_of(tmp_path / "a", "test")) == 20
-
-
-def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
-    flags = ["--test_fraction", "0.25"]
-    prepare(folder, tmp_path / "a", *flags)
-    before = contents(tmp_path / "a")
-    (folder / "dog" / "9.png").write_bytes(b"")
-    assert main(["--source", str(folder), "--output", str(tmp_path / "a"), *flags]) == 1
-    assert contents(tmp_path / "a") == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "images"]
 
 
 def test_any_kind_of_image_becomes_rgb():
@@ -416,13 +399,6 @@ def test_a_label_that_no_class_can_have_is_a_bad_image(label, records, tmp_path,
     prepare(records, tmp_path / "a", "--bad_images", "skip")
     assert len(pixels_of(tmp_path / "a", "train")) == 6
     assert expected in (tmp_path / "a" / BAD_IMAGES).read_text()
-
-
-def test_classes_without_images_are_said(records, tmp_path, capsys):
-    with open(records / "train-00001-of-00002", "ab") as file:
-        file.write(record(example(encoded(color(9, 9, 9)), 1000, b"n03")))
-    prepare(records, tmp_path / "a")
-    assert "without images: 997 of 1,000 classes" in capsys.readouterr().out
 
 
 def test_a_missing_file_of_records_is_noticed(records, tmp_path, capsys):

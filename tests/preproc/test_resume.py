@@ -50,22 +50,6 @@ def whole(raw, tmp_path_factory):
     return contents(output)
 
 
-def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    begin(raw, tmp_path, **options)
-    (run,) = (path for path in (tmp_path / "dataset.unfinished").iterdir() if path.is_dir())
-    output = run / "output"
-    (output / "transform").mkdir(parents=True, exist_ok=True)
-    for name in (
-        "transform/.transform.json.partial-77",
-        ".feature_spec.yaml.partial-77",
-        ".a.partial-77",
-    ):
-        (output / name).touch()
-    prepare(Inline(), raw, tmp_path, **options)
-    assert contents(tmp_path) == whole
-
-
 def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     """A power failure leaves a file as it was at its last fsync."""
     on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, [0]
@@ -99,14 +83,6 @@ def leave_work_folder(monkeypatch, raw, output, options):
         patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(Inline(), raw, output, **options)
-
-
-def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    leave_work_folder(monkeypatch, raw, tmp_path, options)
-    assert (tmp_path / "dataset" / "manifest.json").exists()
-    prepare(Inline(), raw, tmp_path, **options)
-    assert contents(tmp_path) == whole
 
 
 @pytest.mark.parametrize("became", ["deleted", "deleted after it replaced", "another", "cut off"])
@@ -161,30 +137,6 @@ def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_outp
             prepare(Inline(), raw, tmp_path, **options)
     with pytest.raises(FileExistsError, match="It holds a finished dataset with all its files"):
         prepare(Inline(), raw, tmp_path, **options)
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
-    """Tasks of a half-removed run do not count as done."""
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    if restart:
-        begin(raw, tmp_path, **options)
-    remove = shutil.rmtree
-
-    def remove_half(folder, **options):
-        if ".unfinished" not in str(folder) or options:
-            return remove(folder, **options)
-        for path in (p for p in Path(folder).rglob("*") if p.is_file()):
-            if path.name == "described.done" or path.suffix not in (".done", ".json"):
-                path.unlink()
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("dlrm.preproc.execution.work_folder.shutil.rmtree", remove_half)
-        with pytest.raises(KilledError):
-            prepare(Inline(), raw, tmp_path, restart=restart, **options)
-    prepare(Inline(), raw, tmp_path, **options)
-    assert contents(tmp_path) == whole
 
 
 def begin(raw, output, **options):

@@ -3,10 +3,8 @@
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import threading
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,7 +17,6 @@ from preproc_testing import node_environment, package_archive
 from tables_testing import contents
 
 import dlrm.preproc
-from dlrm.command_line import Terminated, terminable
 from dlrm.data.tables.files import find_tables
 from dlrm.preproc.execution.connect_engine import session_engine
 from dlrm.preproc.execution.engines import EngineError, InlineEngine
@@ -236,19 +233,6 @@ def test_a_row_that_fails_in_a_remote_session_is_said(remote, rows, tmp_path, ca
         pytest.fail("no task should run")
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.slow
-def test_a_signal_ends_a_stage_of_a_remote_session(remote, tmp_path):
-    with session_engine(remote, [tmp_path], print) as engine:
-        assert engine.cores == 2
-        began = time.monotonic()
-        threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        with terminable(), pytest.raises(Terminated):
-            engine.run("stopped", time.sleep, [90])
-        assert time.monotonic() - began < 60
-        engine.run("next", Path.touch, [tmp_path / "touched"])
-    assert [path.name for path in tmp_path.iterdir()] == ["touched"]
 
 
 @pytest.mark.slow

@@ -53,12 +53,7 @@ def parquet(tmp_path_factory):
 
 def prepare(engine, output, tables, query=None):
     return prepare_tables(
-        OPTIONS,
-        tables,
-        output,
-        lambda: nullcontext(engine),
-        say=lambda line: None,
-        query=query,
+        OPTIONS, tables, output, lambda: nullcontext(engine), say=lambda line: None, query=query
     )
 
 
@@ -165,9 +160,7 @@ class Lake:
 
     def __init__(self, provider, newest, rows):
         self.answers = {
-            "DESCRIBE TABLE EXTENDED lake.sales": [
-                {"col_name": "Provider", "data_type": provider},
-            ],
+            "DESCRIBE TABLE EXTENDED lake.sales": [{"col_name": "Provider", "data_type": provider}],
             newest: rows,
         }
 
@@ -195,10 +188,7 @@ def test_the_snapshot_of_a_lake_is_asked_for(provider, newest):
     ("flags", "expected"),
     [
         (["--spark_table=a", "--engine=local"], "--spark_table a: expected --engine spark, got lo"),
-        (
-            ["--spark_table=a", "--spark_sql=b"],
-            "--spark_sql: expected one of the two",
-        ),
+        (["--spark_table=a", "--spark_sql=b"], "--spark_sql: expected one of the two"),
         (
             ["--spark_sql=b", "--engine=spark", "--input=c"],
             "--input: expected no --spark_sql b bes",

@@ -66,15 +66,9 @@ def test_every_word_goes_to_the_file_of_its_feature(tmp_path):
     ("change", "message"),
     [
         (("train", 70_000, 0, np.int32(2)), "train_data.bin, row 70000, column label: expected a"),
-        (
-            ("test", 3, 3, np.int32(5)),
-            "test_data.bin, row 3, column cat_0.bin: expected an integer",
-        ),
+        (("test", 3, 3, np.int32(5)), "test_data.bin, row 3, column cat_0.bin: expected an intege"),
         (("val", 3, 4, np.int32(-1)), "val_data.bin, row 3, column cat_1.bin: expected an integer"),
-        (
-            ("train", 8, 2, np.float32(np.nan)),
-            "row 8, column num_1: expected a finite number, got nan",
-        ),
+        (("train", 8, 2, np.float32(np.nan)), "row 8, column num_1: expected a finite number, got"),
         (("train", 8, 1, np.float32(7e4)), "row 8, column num_0: 70000.0 is beyond float16"),
     ],
 )

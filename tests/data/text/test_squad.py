@@ -166,6 +166,22 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
         assert found[asked.id] == " ".join(words[first : last + 1])
 
 
+def test_only_the_best_20_and_answers_of_30_tokens_count(tokenizer):
+    features = SquadFeatures([question(" ".join("abcdefghij" * 4))], tokenizer, 64, 64, 9, False)
+    start, end = np.zeros((2, 1, 64), np.float32)
+    start[0, 0], start[0, 3], end[0, 32], end[0, 33] = 9, 2, 2, 3
+    assert len(predict_answers(features, start, end)["id"].split()) == 30
+    features = SquadFeatures([question("a " * 59)], tokenizer, 64, 64, 9, False)
+    end[:] = 0
+    end[0, 10:12] = [2, 1]
+    start[0, 3], start[0, 0] = 0, 0
+    start[0, 20:40] = 2
+    assert predict_answers(features, start, end)["id"] == ""
+    start[0, 39] = 0
+    start[0, 5] = 1
+    assert predict_answers(features, start, end)["id"].split() == ["a"] * 6
+
+
 def test_what_follows_a_window_is_not_looked_at(tokenizer):
     features = SquadFeatures([question("a b c", "b")], tokenizer)
     start, end = one_hot(features, features.read(np.array([0])).spans.numpy())

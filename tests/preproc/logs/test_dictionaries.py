@@ -1,8 +1,5 @@
 """Dictionaries that are sorted in parts, and processes with limited memory."""
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ from dlrm.data.transform.lookup import IdLookup
 from dlrm.preproc.stages import dictionary_merge as dictionaries
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
 from dlrm.preproc.stages.shuffle_files import write_buckets
-from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 COMMAND = Path(__file__).resolve().parents[3] / "preproc" / "spark_data_utils.py"
 
@@ -113,23 +109,3 @@ def test_only_what_was_counted_is_read(tmp_path):
     assert [content for content, _ in read_bucket(paths, 2)] == [b"three", b"three"]
     assert [list(c) for _, c in read_bucket(paths, 0)] == [[1, 2], [1, 2]]
     assert total_counts(paths).tolist() == (2 * counts).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """Four times the rows, with many values, fit in the same 256 MiB of data a process."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))
-
-    for rows in (100_000, 400_000):
-        raw = tmp_path / f"raw-{rows}"
-        simulate(Simulation(rows=rows, days=2, cardinality_scale=0.2), raw)
-        command = [sys.executable, COMMAND, "--engine=local", "--cores=2", "--frequency_limit=0"]
-        command += [f"--input_folder={raw}", f"--output_folder={tmp_path / f'out-{rows}'}"]
-        done = subprocess.run(
-            command, preexec_fn=limit, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / f"out-{rows}" / "binary_dataset" / "manifest.json").exists()

@@ -125,10 +125,7 @@ def test_crosses_take_fields_of_ids(tmp_path):
     for kind in ("id", "integer"):
         schema = {
             "label": "y",
-            "categorical": [
-                {"column": "user", "type": kind},
-                {"column": "shop", "type": kind},
-            ],
+            "categorical": [{"column": "user", "type": kind}, {"column": "shop", "type": kind}],
             "crosses": [
                 {"fields": ["user", "shop"], "buckets": 50},
                 {"fields": ["shop", "user"], "frequency_limit": 1},

@@ -25,15 +25,6 @@ def column(dataset, name, dtype, split="train"):
     return np.fromfile(dataset / split / f"{name}.bin", dtype).tolist()
 
 
-def test_a_part_may_have_no_training_rows(tmp_path):
-    schema = {"label": "y", "categorical": ["c"]}
-    train = write(tmp_path / "a.parquet", y=[0, 1], c=["p", "q"])
-    test = write(tmp_path / "b.parquet", y=[0, 1], c=["q", "r"])
-    prepare(schema, [train], tmp_path / "d", others={"test": [test]}, output_ordering="input")
-    assert column(tmp_path / "d", "cat_0", "i1") == [1, 2]
-    assert column(tmp_path / "d", "cat_0", "i1", "test") == [2, 0]
-
-
 def test_decimals_are_the_nearest_numbers(tmp_path):
     """As with text in CSV: Arrow's own conversion puts 0.1 one step lower."""
     schema = {"label": "y", "numerical": [{"column": "x", "bins": 4}]}
@@ -56,27 +47,6 @@ def test_decimals_of_many_digits_are_different_values(tmp_path):
         "1234567890123456789012345678901235.5",
         "1000000000000000000000",
     }
-
-
-def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_path):
-    schema = {
-        "label": "y",
-        "missing_values": ["-999", "NaN"],
-        "numerical": [{"column": "x", "transform": "none"}],
-        "categorical": [{"column": "i", "type": "integer"}, "f"],
-    }
-    numbers = [5.0, -999.0, 1.0, 5.0]
-    columns = {"y": [0, 1, 1, 0], "x": numbers, "i": [5, -999, 1, 5], "f": [5.0, np.nan, 1.0, 5.0]}
-    write(tmp_path / "a.parquet", **columns)
-    cells = zip(columns["y"], numbers, columns["i"], ["5", "NaN", "1", "5"], strict=True)
-    lines = ["y,x,i,f", *(",".join(map(str, one)) for one in cells)]
-    (tmp_path / "a.csv").write_text("\n".join(lines))
-    for kind in ("parquet", "csv"):
-        dataset = tmp_path / kind
-        prepare(schema, [tmp_path / f"a.{kind}"], dataset, output_ordering="input")
-        assert column(dataset, "numerical", "<f2") == [5, 0, 1, 5]
-        assert column(dataset, "cat_0", "i1") == [1, 0, 2, 1]
-        assert column(dataset, "cat_1", "i1") == [1, 0, 2, 1]
 
 
 @pytest.mark.parametrize("rows", [1, 4])

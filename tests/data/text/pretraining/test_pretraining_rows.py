@@ -166,3 +166,14 @@ def test_places_of_masked_tokens_are_uniform(tokenizer):
     assert set(np.flatnonzero(counts == 0).tolist()) == {0, 31, 63}
     share = counts[counts > 0] / 8000
     np.testing.assert_allclose(share, 8 / 61, atol=5 * (8 / 61 / 8000) ** 0.5)
+
+
+def test_masks_depend_on_seed_and_part(tokenizer):
+    documents, _ = made_up(50)
+    pairs = segment_pairs(documents, 0, 50, 0, CONFIG)
+    rows, same, other = (
+        make_rows(documents.tokens, pairs, tokenizer, CONFIG, part) for part in (0, 0, 1)
+    )
+    for one, another in zip(rows, same, strict=True):
+        assert np.array_equal(one, another)
+    assert not np.array_equal(rows.masked_positions, other.masked_positions)
