@@ -60,7 +60,7 @@ TORCH_FREE = [
     *(f"dlrm.vision.{name}" for name in ("config", "flags", "layout")),
     "dlrm.data.sources",
     *(f"dlrm.language.{name}" for name in ("config", "flags")),
-    *(f"dlrm.language.data.{name}" for name in ("config", "layout")),
+    "dlrm.language.data.config",
     "dlrm.language.pretraining.report",
     "dlrm.language.data.wordpiece",
     "dlrm.data.transform",

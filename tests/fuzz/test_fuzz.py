@@ -315,7 +315,7 @@ FORMATS = {
         lambda path: checked_config(path.parent),
     ),
     "tensors": (tensors, read_tensors),
-    "hdf5": (hdf5_file, lambda path: open_pretraining([path], data_format="hdf5")),
+    "hdf5": (hdf5_file, lambda path: open_pretraining([path])),
     "image": (png, image),
     "tfrecord": (tfrecord_file, records),
     "example": (EXAMPLE, example),

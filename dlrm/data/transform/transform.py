@@ -364,16 +364,21 @@ class Transform:
         """Returns the keys of each of the schema's categorical fields."""
         made = []
         for place, field in enumerate(self.schema.categorical):
-            known = None
-            if field.type == "string":
-                dictionary = self.dictionaries[self.dictionary_of[place]]
-                known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
+            known = self.known_texts(place)
             rows = self.cardinalities[place] if field.type == "id" else None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, rows))
             if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])
         return made
+
+    def known_texts(self, place: int) -> KnownTexts | None:
+        """Returns the texts of a categorical field of the schema; None if it has none."""
+        field = self.schema.categorical[place]
+        if field.type != "string":
+            return None
+        dictionary = self.dictionaries[self.dictionary_of[place]]
+        return KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
 
     def _check_markers(self, place: int, keys: FieldKeys) -> None:
         """Raises ValueError if a field has a value with an id that means "missing"."""

@@ -18,7 +18,7 @@ from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges, readab
 from dlrm.preproc.stages.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
-_BETWEEN = b" & "  # the values of a combination in its text
+BETWEEN = " & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
@@ -185,7 +185,7 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
     import pyarrow.compute as pc
 
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    between = pa.scalar(_BETWEEN, pa.large_binary())
+    between = pa.scalar(BETWEEN.encode(), pa.large_binary())
     return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
 
 

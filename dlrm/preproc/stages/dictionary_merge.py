@@ -16,6 +16,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
+from dlrm.data.transform.cells import KEYS_OF_NAN
 from dlrm.data.transform.dictionaries import (
     Counts,
     bytes_of_texts,
@@ -28,6 +29,7 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import NUMBER_OR_NAN
 from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
@@ -37,6 +39,7 @@ from dlrm.remote.task_files import read_ranges, shared
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
+_CHECKED_AT_ONCE = 1 << 12  # texts that are compared with numbers: the first ones mostly decide
 _VALUE_BYTES = 8 + 8  # of a key and its count
 
 
@@ -91,13 +94,15 @@ def merge_bucket(
         known: values of the parent, of which none is kept.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
-    distinct, kept = [], []
+    distinct, kept, nan, numbers = [], [], [], []
     with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
             distinct.append(len(merged.keys))
             new = merged if known is None else known.without(column, merged)
             enough = frequent(new, limits[column])
+            nan.append(int(np.isin(merged.keys, KEYS_OF_NAN).sum()))
+            numbers.append(enough.texts is not None and _are_numbers(enough.texts))
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), lengths.nbytes + len(texts)])
@@ -105,7 +110,18 @@ def merge_bucket(
             file.write(enough.counts[order].astype(np.int64).data)
             file.write(lengths.data)
             file.write(texts.data)
-    return {"distinct": distinct, "kept": kept}
+    return {"distinct": distinct, "kept": kept, "nan": nan, "numbers": numbers}
+
+
+def _are_numbers(texts: Any) -> bool:
+    """Returns whether texts are those of numbers and of NaN alone."""
+    import pyarrow.compute as pc
+
+    parts = (
+        texts.slice(begin, _CHECKED_AT_ONCE) for begin in range(0, len(texts), _CHECKED_AT_ONCE)
+    )
+    pattern = f"^{NUMBER_OR_NAN.pattern}$"
+    return all(pc.all(pc.match_substring_regex(part, pattern)).as_py() for part in parts)
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,12 +161,15 @@ class CountedColumn(NamedTuple):
         limit: minimum count of a value.
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
+        missing: a pattern of texts that turned out to mean "missing": those with NaN in a field
+            whose other values are numbers. None if there are none.
     """
 
     kind: str = "numbers"
     limit: int = 1
     most: int | None = None
     bins: int = 0
+    missing: str | None = None
 
 
 class FitJob(NamedTuple):
@@ -395,14 +414,23 @@ class _Values:
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
-    is_text = job.columns[column].kind == "texts"
+    is_text, missing = job.columns[column].kind == "texts", job.columns[column].missing
     for (entries, text_bytes), content in zip(
         (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
     ):
         keys = np.frombuffer(content, np.uint64, entries)
         counts = np.frombuffer(content, np.int64, entries, 8 * entries)
         place = _VALUE_BYTES * entries, text_bytes - 4 * entries
-        yield keys, counts, texts_of(content, entries, *place) if is_text else None
+        values = Counts(keys, counts, texts_of(content, entries, *place) if is_text else None)
+        yield values if missing is None else values.take(~_are_missing(values, missing))
+
+
+def _are_missing(values: Counts, missing: str) -> np.ndarray:
+    if values.texts is None:
+        return np.isin(values.keys, KEYS_OF_NAN)
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(values.texts, missing).to_numpy(zero_copy_only=False)
 
 
 def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:

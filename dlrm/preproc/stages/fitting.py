@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.data.transform.cells import NAN
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
-from dlrm.preproc.stages.counting import counted_columns
+from dlrm.preproc.stages.counting import BETWEEN, counted_columns
 from dlrm.preproc.stages.dictionary_merge import (
     CountedColumn,
     FitJob,
@@ -183,7 +184,7 @@ def fit_counted(
             [result["kept"] for result in merged],
             str(directory),
             str(work.folder("lookups") if known is None else directory),
-            columns,
+            _without_nan(run.options.schema, columns, merged, known),
         )
 
         def fit_all() -> list[Any]:
@@ -196,6 +197,35 @@ def fit_counted(
         shutil.rmtree(work.folder("merged"), ignore_errors=True)
         work.fetch(directory)
     return fitted
+
+
+def _without_nan(
+    schema: Schema,
+    columns: Sequence[CountedColumn],
+    merged: Sequence[dict[str, Any]],
+    known: Known | None,
+) -> list[CountedColumn]:
+    """Returns the columns without NaN in fields of numbers, which typed data have as missing.
+
+    Once the dictionary has other texts, NaN is a value beside them.
+    """
+    nan, missing = f"({'|'.join(NAN)})", dict[str, str]()
+    for place, fields in enumerate(schema.dictionaries().values()):
+        found = sum(bucket["nan"][place] for bucket in merged)
+        others = sum(bucket["kept"][place][0] for bucket in merged) - found
+        grows = known is not None and known.sizes[place] > 0
+        numbers = all(bucket["numbers"][place] for bucket in merged)
+        if found and others > 0 and numbers and columns[place].most != 0 and not grows:
+            missing |= dict.fromkeys((field.column for field in fields), f"^{nan}$")
+    for cross in schema.crosses:
+        ends = ["^", *[BETWEEN] * (len(cross.fields) - 1), "$"]
+        around = zip(cross.fields, ends[:-1], ends[1:], strict=True)
+        if patterns := [f"{a}{nan}{b}" for name, a, b in around if name in missing]:
+            missing[cross.column] = "|".join(patterns)
+    names = [fields[0].column for fields in schema.dictionaries().values()]
+    of_bins = columns[len(names) :]
+    made = zip(columns, names, strict=False)
+    return [*(column._replace(missing=missing.get(name)) for column, name in made), *of_bins]
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.sources.text_format import TextFormat
@@ -94,7 +95,8 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     if run.parent is not None:
         transform = run.parent.transform
         known = str(transform), str(lookups_of(run, "parent", transform))
-    source = TableSource(options.schema, divider.columns, known)
+    fitted = str(run.work.output / layout.TRANSFORM)
+    source = TableSource(options.schema, divider.columns, known, fitted)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]

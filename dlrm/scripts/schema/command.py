@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dlrm.command_line import flags_of, free_name, shell_line
 from dlrm.data.tables.draft import Draft, draft
-from dlrm.data.tables.fields import INEXACT, listed, shown_name
+from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
@@ -102,8 +102,8 @@ def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
         _say(f"left out:    {shown_name(name)}, {why}")
     for name, why in (drafted.leaks | drafted.partial_leaks).items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
-    for name in drafted.inexact:
-        _say(f"warning:     {shown_name(name)} has {INEXACT}; prepare refuses it")
+    for name, why in drafted.inexact.items():
+        _say(f"warning:     {shown_name(name)} has {why}; prepare refuses it")
     _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
     command = ["dlrm", "prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]

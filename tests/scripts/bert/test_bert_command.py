@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
 from dlrm.session import network_run
 
 pytestmark = pytest.mark.long
@@ -268,7 +268,7 @@ def test_fine_tuning_begins_with_what_was_pretrained(texts):
 
 def prepare(**options):
     config = PretrainingTextConfig(vocab_file="vocab.txt", max_seq_length=32, **options)
-    return write_shards(config, ["raw.txt"], "shards")
+    return write_dataset(config, ["raw.txt"], "shards")
 
 
 def test_prepared_text_is_pretrained_on(texts, capsys):

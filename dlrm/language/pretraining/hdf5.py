@@ -1,7 +1,4 @@
-"""Pre-training rows in foreign files: NVIDIA's and Gaudi's HDF5, Graphcore's PopART binary.
-
-Each is opened as shards of `dlrm.language.data.layout`, so that later steps deal with one form.
-"""
+"""Pre-training rows in HDF5, with the fields of NVIDIA's and Gaudi's programs."""
 
 import math
 from collections.abc import Iterable
@@ -12,10 +9,9 @@ import numpy as np
 
 from dlrm.command_line import missing_extra
 from dlrm.documents import brief
-from dlrm.language.data.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Shard, TextRows
-from dlrm.mapped_files import map_file
+from dlrm.language.data.config import MAX_LENGTH
 
-HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+KIND = "pre-training dataset"
 HDF5_FIELDS = (
     "input_ids",
     "input_mask",
@@ -26,20 +22,53 @@ HDF5_FIELDS = (
 )
 MOST_COMPRESSED = 1100  # times smaller; DEFLATE reaches 1032
 _BLOCK = 8192  # rows read at a time
-_WORD = np.dtype("<i4")
+FACT_DTYPE = np.dtype("<u2")
+LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of `facts`
 
 
-def is_hdf5(path: Path) -> bool:
-    """Returns whether a file begins like HDF5."""
-    with open(path, "rb") as file:
-        return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+class TextRows(NamedTuple):
+    """Pre-training rows as arrays, of any integer dtype.
+
+    Attributes:
+        ids: [CLS] A [SEP] B [SEP] and zeros, some tokens masked, `[rows, length]`.
+        facts: `[rows, 4]`: length, position where B begins, number of masked tokens, and whether B
+            is from elsewhere (1) or follows A (0).
+        masked_positions: ascending positions, then zeros, `[rows, predictions]`.
+        masked_ids: the original tokens at these positions, then zeros, `[rows, predictions]`.
+    """
+
+    ids: np.ndarray
+    facts: np.ndarray
+    masked_positions: np.ndarray
+    masked_ids: np.ndarray
 
 
-def open_hdf5(path: Path) -> tuple[Shard, int, int]:
-    """Reads a file of NVIDIA or Gaudi into memory, where a row takes less than in the file.
+class File(NamedTuple):
+    """The rows of one file, in memory.
 
-    Returns:
-        The rows, the tokens per row, and the maximum masked tokens per row.
+    Attributes:
+        path: path of the file.
+        facts: as in `TextRows`.
+        tokens: ids, positions of masked tokens, and these tokens, uint16 where they fit, else
+            int32, `[rows, length + 2 predictions]`.
+        length: tokens of a row.
+        predictions: maximum masked tokens of a row.
+    """
+
+    path: Path
+    facts: np.ndarray
+    tokens: np.ndarray
+    length: int
+    predictions: int
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns ids, positions of masked tokens, and these tokens."""
+        tokens, end = self.tokens[rows], self.length + self.predictions
+        return tokens[:, : self.length], tokens[:, self.length : end], tokens[:, end:]
+
+
+def open_hdf5(path: Path) -> File:
+    """Reads a file into memory, where a row takes less than in the file.
 
     Raises:
         ValueError: h5py is not installed, a field is missing or has another shape, or a row is not
@@ -57,12 +86,12 @@ def open_hdf5(path: Path) -> tuple[Shard, int, int]:
                 rows = _hdf5_rows(fields, slice(start, start + _BLOCK), path)
                 block = np.concatenate([rows.ids, rows.masked_positions, rows.masked_ids], axis=1)
                 if block.max(initial=0) > np.iinfo(tokens.dtype).max:
-                    tokens = tokens.astype(_WORD)
+                    tokens = tokens.astype(np.int32)
                 tokens[start : start + len(block)] = block
                 facts[start : start + len(block)] = rows.facts
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file: {brief(error)}") from error
-    return Shard(path, facts, tokens), length, predictions
+    return File(path, facts, tokens, length, predictions)
 
 
 def _fields(file: Any, path: Path) -> dict[str, Any]:
@@ -133,7 +162,7 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> TextRows:
 
 
 def _are_words(ids: np.ndarray) -> np.ndarray:
-    return np.all((ids >= 0) & (ids <= np.iinfo(_WORD).max), axis=1)
+    return np.all((ids >= 0) & (ids <= np.iinfo(np.int32).max), axis=1)
 
 
 def _check_masked(
@@ -182,125 +211,6 @@ def _check_range(facts: np.ndarray, path: Path, start: int) -> None:
             f"{path}: row {start + row}: expected length, start of B and number of masked tokens "
             f"in [0, {MAX_LENGTH}] and a label of 0 or 1, got {facts[row].tolist()}"
         )
-
-
-class PopartShard(NamedTuple):
-    """A file of PopART records, mapped; reading puts each record's tokens into order.
-
-    A record is 3 S + M + 3 words: ids, positions and segments of S slots each, the number of masked
-    tokens, the slot after the last one used, the M tokens that were masked, and the label. The
-    masked tokens are in the first slots, the others from slot M on.
-
-    Attributes:
-        path: path of the file.
-        facts: `[rows, 4]`.
-        records: `[rows, 3 S + M + 3]`.
-        length: S.
-        predictions: M.
-    """
-
-    path: Path
-    facts: np.ndarray
-    records: np.ndarray
-    length: int
-    predictions: int
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Returns rows in the form of our shards."""
-        fields = _popart_fields(self.records[rows], self.length, self.predictions)
-        unscrambled = np.full((len(rows), self.length), -1, _WORD)
-        row, slot = np.nonzero(fields.used)
-        unscrambled[row, fields.positions[row, slot]] = fields.ids[row, slot]
-        filled = np.count_nonzero(unscrambled >= 0, axis=1)  # fewer if positions repeat
-        _check_popart(fields, filled != self.facts[rows, LENGTH], self.path, rows)
-        np.maximum(unscrambled, 0, out=unscrambled)
-        unused = np.arange(self.predictions) >= fields.num_masked[:, None]
-        positions, masked = fields.positions[:, : self.predictions].copy(), fields.masked.copy()
-        positions[unused], masked[unused] = 0, 0
-        return np.concatenate([unscrambled, positions, masked], axis=1)
-
-
-class _Popart(NamedTuple):
-    ids: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-    num_masked: np.ndarray
-    end: np.ndarray
-    masked: np.ndarray
-    labels: np.ndarray
-    used: np.ndarray
-
-
-def _popart_fields(records: np.ndarray, length: int, predictions: int) -> _Popart:
-    ids, positions, segments = (records[:, i * length : (i + 1) * length] for i in range(3))
-    num_masked, end = records[:, 3 * length], records[:, 3 * length + 1]
-    masked, labels = records[:, 3 * length + 2 : -1], records[:, -1]
-    slot = np.arange(length)
-    used = (slot < num_masked[:, None]) | ((slot >= predictions) & (slot < end[:, None]))
-    return _Popart(ids, positions, segments, num_masked, end, masked, labels, used)
-
-
-def open_popart(path: Path, length: int, predictions: int) -> PopartShard:
-    """Opens a file of PopART records, and reads it once.
-
-    Raises:
-        ValueError: the file is not a whole number of such records, or a record is invalid; the
-            message names file and row.
-    """
-    if not 1 <= predictions <= length <= MAX_LENGTH:
-        raise ValueError(
-            f"{path}: expected 1 <= max_predictions <= max_seq_length <= {MAX_LENGTH}, got "
-            f"{predictions} and {length}"
-        )
-    words = 3 * length + predictions + 3
-    size = path.stat().st_size
-    if size % (words * _WORD.itemsize):
-        raise ValueError(
-            f"{path}: truncated, or not of sequence length {length} and {predictions} masked "
-            f"tokens: expected a multiple of {words * _WORD.itemsize} bytes, got {size}"
-        )
-    shape = (size // (words * _WORD.itemsize), words)
-    records = map_file(path, _WORD, shape)
-    facts = np.zeros((shape[0], 4), FACT_DTYPE)
-    for start in range(0, shape[0], _BLOCK):
-        block = _popart_fields(records[start : start + _BLOCK], length, predictions)
-        facts[start : start + _BLOCK] = _popart_facts(block, path, start, length)
-    return PopartShard(path, facts, records, length, predictions)
-
-
-def _popart_facts(block: _Popart, path: Path, start: int, length: int) -> np.ndarray:
-    predictions, used = block.masked.shape[1], block.used
-    inside = (block.positions >= 0) & (block.positions < length)
-    wrong = (block.num_masked < 0) | (block.num_masked > predictions)
-    wrong |= (block.end < predictions) | (block.end > length)
-    wrong |= (used & ~inside).any(axis=1) | (block.ids < 0).any(axis=1)
-    wrong |= (block.labels < 0) | (block.labels > 1)
-    is_masked = np.arange(predictions) < block.num_masked[:, None]
-    wrong |= (is_masked & (block.masked < 0)).any(axis=1)
-    lengths = np.where(used, block.positions, -1).max(axis=1) + 1
-    in_b = used & (block.segments == 1)
-    second = np.minimum(np.where(in_b, block.positions, length).min(axis=1), lengths)
-    wrong |= lengths != used.sum(axis=1)  # reading finds repeated ones
-    segments = block.positions >= second[:, None]
-    wrong |= (used & (block.segments != segments)).any(axis=1)
-    _check_popart(block, wrong, path, np.arange(start, start + len(wrong)))
-    return np.stack([lengths, second, block.num_masked, block.labels], axis=1)
-
-
-def _check_popart(block: _Popart, wrong: np.ndarray, path: Path, rows: np.ndarray) -> None:
-    if not wrong.any():
-        return
-    row = int(wrong.argmax())
-    used, length, predictions = block.used[row], block.ids.shape[1], block.masked.shape[1]
-    num_masked = block.num_masked[row]
-    raise ValueError(
-        f"{path}: row {rows[row]}: not a record of sequence length {length} and "
-        f"{predictions} masked tokens, each position from 0 on once, first in segment 0 and then "
-        f"in 1: {num_masked} are masked, slots end at {block.end[row]}, label "
-        f"{block.labels[row]}, masked tokens {block.masked[row][: max(num_masked, 0)].tolist()}, "
-        f"positions {block.positions[row][used].tolist()}, segments "
-        f"{block.segments[row][used].tolist()}"
-    )
 
 
 def write_hdf5(path: Path, blocks: Iterable[TextRows]) -> None:
