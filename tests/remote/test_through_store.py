@@ -368,7 +368,7 @@ def test_objects_that_are_missing_or_short_are_named(source, store_uri):
     store.write(place.key, content[:-1])
     with pytest.raises(ValueError, match=f"{place}: expected {len(content)} bytes, got"):
         find_published(output)
-    store.remove([place.key])
+    store.remove(place.key)
     with pytest.raises(FileNotFoundError, match=f"{place}: missing"):
         find_published(output)
     place = output.below(next(key for key in keys_below(output) if key.endswith("slices.json")))

@@ -8,7 +8,6 @@ import torch
 from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
-from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import changed_rows
@@ -29,8 +28,6 @@ KINDS = {
     "row_wise_adagrad, wide": ("row_wise_adagrad", {"wide": True}),
     "adam": ("adam", {}),
     "adam, wide, bf16": ("adam", {"wide": True, "embedding_dtype": "bf16"}),
-    "adam, multi_table": ("adam", {"embedding_type": "multi_table"}),
-    "adagrad, joint": ("adagrad", {"embedding_type": "joint"}),
 }
 
 
@@ -53,11 +50,11 @@ class Steps:
             yield Batch(torch.ones(16, 2) * index, torch.from_numpy(ids), labels)
 
 
-def trainer_of(sizes, kind="adam", seed=3, world=None, placement=None, **own):
+def trainer_of(sizes, kind="adam", seed=3, world=None, **own):
     config = DLRMConfig(sizes, 2, **{**SHAPE, **INIT, **own})
     flags = {**vars(config), "seed": seed}
     arguments = {} if world is None else {"world": world}
-    task = Recommendation(config, seed=seed, placement=placement, **arguments)
+    task = Recommendation(config, seed=seed, **arguments)
     trainer = Trainer(
         task,
         optimizers=task.optimizers(OptimizerConfig(kind, "sgd")),
@@ -120,25 +117,21 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     same(everything(grown, tmp_path / "c"), everything(large, tmp_path / "d"))
 
 
-def pieces_of(world, path, out):
-    rows = [
-        Piece(2, (0, 100), (0, DIM), 0, (300, DIM)),
-        Piece(2, (100, 300), (0, DIM), 1, (300, DIM)),
-    ]
-    others = [Piece(0, (0, 14), (0, DIM), None, (14, DIM)), Piece(1, (0, 6), (0, DIM), 1, (6, DIM))]
-    run = trainer_of(LARGE, world=world, placement=Placement(LARGE, DIM, 2, (*others, *rows)))
+def shards_of(world, path, out):
+    run = trainer_of(LARGE, world=world, placement="auto")
+    assert not run.task.model.placement.is_whole
     load_changed(path, run, LARGE)
     save_checkpoint(out, run.parameters, run.run, {}, world=world)
 
 
-def test_grown_tables_are_divided_and_copied_as_others(tmp_path):
+def test_grown_tables_are_split_as_others(tmp_path):
     small = trained(trainer_of(SMALL), Steps(SMALL))
     saved(small, tmp_path / "small")
     grown = trainer_of(LARGE)
     load_changed(tmp_path / "small", grown, LARGE)
     saved(grown, tmp_path / "grown")
     with Ranks(2) as ranks:
-        results = ranks.call(pieces_of, [(tmp_path / "small", tmp_path / "out")] * 2)
+        results = ranks.call(shards_of, [(tmp_path / "small", tmp_path / "out")] * 2)
     assert results == [None, None]
     for file in (tmp_path / "grown" / "tables").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()

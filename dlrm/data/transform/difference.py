@@ -18,10 +18,7 @@ from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 
-_ENTRIES = (
-    *("table", "embedding_dim", "max_length", "kept"),
-    *("ordered", "weights", "pooling", "target"),
-)
+_ENTRIES = ("table", "max_length", "kept", "ordered", "weights", "pooling", "target")
 _MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
 

@@ -176,8 +176,6 @@ class CategoricalField:
             None is a dictionary of the field's own, or that of its `table`.
         table: name of an embedding table that fields share; they share the dictionary of this name,
             too. None is a table of the field's own.
-        embedding_dim: columns of the table, at most the model's `--embedding_dim`, to which its
-            vectors are projected; None is that number.
         max_length: for a list field, with several values per row: number of values to keep; None is
             one value per row.
         keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
@@ -205,7 +203,6 @@ class CategoricalField:
     hash_buckets: int = 0
     dictionary: str | None = None
     table: str | None = None
-    embedding_dim: int | None = None
     max_length: int | None = None
     keep: str | None = None
     ordered: bool = True
@@ -233,7 +230,7 @@ class CategoricalField:
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
-        for name, least in {"embedding_dim": 1, "frequency_limit": 1, "max_ids": 0}.items():
+        for name, least in {"frequency_limit": 1, "max_ids": 0}.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{where}: {name}: expected {least} or more, got {value}")
         if not 0 <= self.hash_buckets <= _MAX_BUCKETS:

@@ -13,7 +13,6 @@
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
       - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
-      - {column: city, embedding_dim: 8}           # 8 columns, projected to the model's
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
       - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
     crosses:
@@ -152,7 +151,6 @@ class Schema:
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
             names = ["type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"]
-            names += ["embedding_dim"] if first.table is not None else []
             for field in fields_of[1:]:
                 for name in names:
                     ours, theirs = getattr(field, name), getattr(first, name)
@@ -278,12 +276,6 @@ class Schema:
         """Returns the categorical features whose table others have, too, with the table's name."""
         named = {f.column: f.table for f in self.categorical if f.table is not None}
         return {name: table for name, table in named.items() if [*named.values()].count(table) > 1}
-
-    @property
-    def embedding_dims(self) -> dict[str, int]:
-        """Returns the columns of tables by categorical feature, where the schema says them."""
-        said = {field.column: field.embedding_dim for field in self.categorical}
-        return {name: dim for name, dim in said.items() if dim is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""

@@ -305,7 +305,7 @@ def _remove_run(uri: Uri, name: str) -> None:
     """Removes what a run has written for itself, and last the object that marks it as one."""
     store = open_store(uri)
     remove_all(store, _keys(uri.below(f"{RUN}/{name}")))
-    store.remove([uri.below(f"{RUN}/{FACTS}").key])
+    store.remove(uri.below(f"{RUN}/{FACTS}").key)
 
 
 @contextmanager

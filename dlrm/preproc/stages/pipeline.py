@@ -212,7 +212,6 @@ def _specification(
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
         {named[column]: table for column, table in schema.shared_tables.items()},
-        {named[column]: dim for column, dim in schema.embedding_dims.items()},
     )
 
 

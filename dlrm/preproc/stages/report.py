@@ -239,7 +239,6 @@ def _categorical(
                 "type": field.type,
                 "dictionary": field.dictionary,
                 **({} if field.table is None else {"table": field.table}),
-                **({} if field.embedding_dim is None else {"embedding_dim": field.embedding_dim}),
                 "missing": counts.missing(fitted.num_numerical + i, splits),
                 "distinct_values": (
                     None if is_id else sum(bucket["distinct"][place] for bucket in merged)
