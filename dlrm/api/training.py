@@ -70,7 +70,7 @@ SETTINGS = tuple(
     if name not in _OF_THE_COMMAND and not name.startswith("synthetic_")
 )
 # Settings of a continued training.
-OF_CONTINUING = ("continue_lr", "evict_unseen_days")
+OF_CONTINUING = ("continue_lr",)
 
 
 def fit(
@@ -377,7 +377,6 @@ def _trained(
             if continued is not None:
                 log.line(run.begin_where_another_ended(trainer))
                 if checkpoints is not None:
-                    checkpoints.tensors = run.tensors
                     checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
             results = trainer.fit(*run.batches(datasets))
         roles = trainer.roles

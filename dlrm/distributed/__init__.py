@@ -8,7 +8,6 @@ from dlrm.distributed.collectives import (
     from_first,
     gather,
     gather_to_first,
-    rank_names,
 )
 from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
@@ -41,7 +40,6 @@ __all__ = [
     "launch",
     "part",
     "pipelines",
-    "rank_names",
     "shutdown",
     "start_transfers",
 ]

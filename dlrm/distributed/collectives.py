@@ -86,11 +86,6 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     raise kind(f"{ranks}: {mine}") from mine
 
 
-def rank_names(world: World) -> list[str]:
-    """Returns "rank <r>" for each rank, with its host if there are several; all ranks call it."""
-    return [f"rank {name}" for name in _with_hosts(gather(socket.gethostname(), world))]
-
-
 def _with_hosts(hosts: Sequence[str]) -> list[str]:
     """Returns the numbers of the ranks, with their hosts if these differ."""
     several = len({*hosts}) > 1

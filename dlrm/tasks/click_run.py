@@ -6,13 +6,12 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 import hashlib
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +20,8 @@ from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.clicks.distilled import Distilled
-from dlrm.data.clicks.replay import replay_note
 from dlrm.data.transform.difference import check_extends, compare_transforms
-from dlrm.distributed import World, agreed, check_same, from_first
+from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.files import MANIFEST
@@ -44,8 +42,6 @@ from dlrm.tasks.config import (
     ClickConfig,
 )
 from dlrm.tasks.continuing import (
-    DAYS,
-    Days,
     check_continued,
     check_sizes,
     facts_of,
@@ -78,7 +74,6 @@ class ClickRun(Run):
     Attributes:
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
-        evicted: rows of tables that begin anew in the continued run, by the table's number.
         can_be_recorded: --cuda_graphs would record the steps.
         teacher: returns the probabilities that the labels of training batches are mixed with; None
             keeps the labels.
@@ -88,7 +83,6 @@ class ClickRun(Run):
     whole: Datasets
     notes: list[str]
     task: Recommendation
-    evicted: dict[int, np.ndarray] = field(default_factory=dict)
     can_be_recorded: bool = False
     teacher: Callable[[Batch], Tensor] | None = None
 
@@ -240,7 +234,7 @@ class ClickRun(Run):
         assert self.continued is not None
         assert self.checkpoint is not None
         sizes = self.task.model.config.embedding_rows
-        adapted = partial(changed_rows, table_sizes=sizes, evicted=self.evicted)
+        adapted = partial(changed_rows, table_sizes=sizes)
         trainer.continue_run(self.checkpoint, adapted)
         mode, step = self.values["continue_lr"], trainer.progress.step
         line = f"continues from {self.checkpoint} after step {step} (--continue_lr {mode})"
@@ -250,10 +244,6 @@ class ClickRun(Run):
         before, tables = saved.get("table sizes", sizes), saved.get("field tables")
         if added := sum(sizes) - sum(dict(zip(tables or range(len(before)), before)).values()):  # noqa: B905
             line += f"; {added:,} rows appended"
-        if self.evicted:
-            evicted = sum(map(len, self.evicted.values()))
-            days = self.values["evict_unseen_days"]
-            line += f"; {evicted:,} rows unseen for {days} days begin anew"
         return line
 
     def _ema(self) -> EMA | None:
@@ -339,7 +329,6 @@ class _Opening:
             task = self._task(architecture, unrecorded)
             told_by = fingerprint(read)
             self._choose_products(task)
-        days, evicted = self._days(whole, architecture)
         transform = fitted / layout.TRANSFORM if fitted else None
         if self.known is None and self.trains:
             found.append(fit_edges(task.model, whole.train, transform, world))
@@ -350,7 +339,6 @@ class _Opening:
             )
         saves = bool(self.values["save_checkpoint_path"])
         notes = [printable(note) for note in found if note]
-        notes += [replay] if (replay := replay_note(self.config.data)) else []
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
@@ -366,11 +354,9 @@ class _Opening:
             may_change=frozenset(self.resumable - length),
             transform=transform if transform and transform.is_dir() else None,
             continued=self.continued,
-            tensors=days,
             config=self.config,
             whole=whole,
             notes=notes,
-            evicted=evicted,
             can_be_recorded=_why_not_recorded(self.values, world, read, placement) is None,
         )
 
@@ -386,30 +372,6 @@ class _Opening:
         asked, step = self.values["continue_lr"], self.continued["step"]
         mode = learning_rate_mode(asked, self.config.schedule, step)
         self.values = self.values.replaced({"continue_lr": mode})
-
-    def _days(
-        self, whole: Datasets, architecture: DLRMConfig
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[int, np.ndarray]]:
-        """Returns the days for checkpoints, and rows to begin anew, by the table's number."""
-        most, days = self.values["evict_unseen_days"], {}
-        evicted: dict[int, np.ndarray] = {}
-        if not self.trains or most is None:
-            return {}, {}
-        asked = f"--evict_unseen_days {most}"
-        with agreed(self.world, *USER_ERRORS):
-            if self.continued is None:
-                raise ValueError(f"{asked} needs --continue_from")
-            if architecture.hash_indices:
-                raise ValueError(f"{asked} contradicts --hash_indices, by which ids share rows")
-            if self.world.rank == 0:
-                assert self.known is not None
-                today, sizes = self.continued["day"], architecture.embedding_rows
-                known = Days.load(self.known, sizes, today - self.begins)
-                if self.begins:
-                    evicted = known.unseen(today, most)
-                    known = known.after(today, whole.train, evicted)
-                days = {DAYS: known.tensors()}
-        return days, from_first(evicted, self.world)
 
     def _datasets(self) -> Datasets:
         """Opens the whole dataset on every rank, first on rank 0, which may have to write it."""
@@ -430,11 +392,9 @@ class _Opening:
         """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
         if self.world.rank > 0:
             return
-        allowed = self.values["allow_other_transform"]
-        for earlier in self.values["replay_data"] or () if fitted and not allowed else ():
-            yield check_extends(earlier, fitted, layout.KIND)  # type: ignore[arg-type]
         if self.known is None:
             return
+        allowed = self.values["allow_other_transform"]
         if self.begins and fitted and not allowed:
             yield check_extends(self.known, fitted)
             return

@@ -140,12 +140,6 @@ class ClickCheckpointConfig(CheckpointConfig):
         choices=CONTINUE_LR,
         topic="Learning rate",
     )
-    evict_unseen_days: int | None = setting(
-        None,
-        "With --continue_from, begin table rows anew whose ids were in no training row of this "
-        "many runs before; default: never, or as that run did",
-        least=1,
-    )
     async_checkpoint: bool = setting(
         False,
         "Write checkpoints while training continues; needs memory for a copy of the state",
@@ -231,5 +225,5 @@ RESUMABLE = resumable_of(*(config for _, config in CLICK_CONFIGS))
 CARRIED = tuple(
     name
     for name in settings_of(*(config for _, config in CLICK_CONFIGS))
-    if name not in {*RESUMABLE, "base_device", "continue_lr", "distill_weight", "replay"}
+    if name not in {*RESUMABLE, "base_device", "continue_lr", "distill_weight"}
 )

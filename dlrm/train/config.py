@@ -175,7 +175,7 @@ class SessionConfig:
     profile: int | None = setting(
         None,
         "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "
-        "whichever is more: writes a trace and a picture beside the log, and prints the longest "
+        "whichever is more: writes a trace beside the log, and prints the longest "
         "operators",
         least=1,
         resumable=True,

@@ -374,8 +374,8 @@ class Trainer:
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
         if self.checkpoints and best and progress.best["step"] != progress.step:
-            with self.checkpoints.on_all_nodes(best) as path:
-                load_checkpoint(path or best, self.parameters, world=self.world)
+            with self.checkpoints.beating():
+                load_checkpoint(best, self.parameters, world=self.world)
         return best is not None
 
 

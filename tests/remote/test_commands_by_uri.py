@@ -189,7 +189,7 @@ def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     shutil.copytree(saved, path, dirs_exist_ok=True)
     output.publish()
     assert find_published(uri.below("binary")) is not None
-    open_store(uri).remove([uri.below("note").key])
+    open_store(uri).remove(uri.below("note").key)
     with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
         Output(uri, path, False)
     output = Output(uri, path, True)
@@ -260,7 +260,6 @@ def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypa
 
 BY_URI = (  # command, words of which {} is the place of the files, and what it writes
     ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
-    ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
     ("checkpoint", "inspect {}/run", ""),
     ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
     ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),

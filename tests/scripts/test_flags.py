@@ -276,7 +276,7 @@ NO_ARCHITECTURE = {
 # What a resumed run must keep besides the architecture.
 FROZEN = {
     *("amp", "amp_dtype", "base_device", "batch_size", "dataset_subset", "dataset_type"),
-    *("continue_lr", "distill_weight", "evict_unseen_days", "replay"),
+    *("continue_lr", "distill_weight"),
     *("decay_end_lr", "decay_power", "decay_start_step", "decay_steps", "ema_decay"),
     *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
     *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),

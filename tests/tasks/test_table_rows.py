@@ -1,4 +1,4 @@
-"""Checkpoints with further or reinitialized rows train like models built that way."""
+"""Checkpoints with further rows train like models built that way."""
 
 from functools import partial
 
@@ -78,8 +78,8 @@ def saved(trainer, path):
     return read_saved(path, check_crc=True)
 
 
-def load_changed(path, trainer, sizes, evicted=None):
-    changed = partial(changed_rows, table_sizes=sizes, evicted=evicted)
+def load_changed(path, trainer, sizes):
+    changed = partial(changed_rows, table_sizes=sizes)
     parameters, world = trainer.parameters, trainer.world
     return load_checkpoint(path, parameters, world=world, optimizers=True, adapted=changed)
 
@@ -115,28 +115,6 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     for run in (grown, large):  # from here on, all rows learn
         trained(run, Steps(LARGE, first=4))
     same(everything(grown, tmp_path / "c"), everything(large, tmp_path / "d"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_evicted_rows_begin_anew_and_nothing_else_changes(tmp_path, kind):
-    optimizer, own = KINDS[kind]
-    new = everything(trainer_of(SMALL, optimizer, **own), tmp_path / "new")
-    run = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
-    before = everything(run, tmp_path / "before")
-    chosen = {0: np.array([1, 3]), 2: np.arange(20, 50)}
-    load_changed(tmp_path / "before", run, SMALL, chosen)
-    after = everything(run, tmp_path / "again")
-    tables = 2 * len(SMALL) if own.get("wide") else len(SMALL)
-    for table in range(tables):
-        rows = [*chosen.get(table % len(SMALL), [])]
-        for name in (k for k in before if k.split(",")[0] == f"table {table}"):
-            expected = before[name].copy()
-            expected[rows] = 0 if "," in name else new[name][rows]
-            np.testing.assert_array_equal(after[name], expected, name)
-            changed = not np.array_equal(before[name], expected)
-            assert changed == bool(rows)
-    dense = {name for name in before if not name.startswith("table ")}
-    same({n: after[n] for n in dense}, {n: before[n] for n in dense})
 
 
 def shards_of(world, path, out):

@@ -146,11 +146,11 @@ class Shard:
         )
 
 
-class Derived:
-    """The base of datasets whose batches are made of those of another, with the same fields."""
+class Sharded:
+    """A dataset of which one process reads its shard."""
 
-    def __init__(self, dataset: "ClickDataset") -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
+        self.dataset, self._shard = dataset, shard
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
@@ -159,14 +159,6 @@ class Derived:
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-
-class Sharded(Derived):
-    """A dataset of which one process reads its shard."""
-
-    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
-        super().__init__(dataset)
-        self._shard = shard
 
     def batch(self, index: int) -> Batch:
         """Returns this process's shard of a batch."""

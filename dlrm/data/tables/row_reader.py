@@ -42,7 +42,6 @@ from dlrm.data.transform.cells import (
     missing_numbers,
     numbers_of_texts,
 )
-from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, split_text
 from dlrm.data.transform.rows import FieldRows, cross_columns
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
@@ -263,11 +262,7 @@ class RowReader:
             with np.errstate(over="ignore"):
                 bad = weights.missing | np.isinf(weights.values.astype(np.float32))
             bad |= weights.values < 0
-            most = ""
-            if schema.weighs_targets:
-                bad |= weights.values >= MAX_WEIGHT
-                most = f"below {MAX_WEIGHT}, as encodings of the target add it up"
-            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
+            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
             array = column_of(batch, name)
@@ -302,9 +297,9 @@ def _overflow(field: NumericalField, values: np.ndarray, row: int) -> str:
     return field.rule.overflow(values[row])
 
 
-def _bad_weight(weights: Parsed, row: int, most: str) -> str:
+def _bad_weight(weights: Parsed, row: int) -> str:
     got = "no value" if weights.missing[row] else f"{weights.values[row]}"
-    expected = (most or "that float32 has") if weights.values[row] > 0 else "of 0 or more"
+    expected = "that float32 has" if weights.values[row] > 0 else "of 0 or more"
     return f"expected a weight {expected}, got {got}"
 
 

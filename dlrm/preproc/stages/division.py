@@ -17,7 +17,7 @@ from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
 # Added to the seed, so that choices are independent.
-_DIVIDE, _KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
+_DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache

@@ -25,8 +25,8 @@ class TableSource:
     Attributes:
         schema: the meaning of the columns.
         others: columns to read besides, which divide the rows.
-        known: directories of the transform of earlier days and of its lookups, whose values these
-            rows may have in other types; None without earlier days.
+        known: directories of the parent's transform and of its lookups, whose values these rows may
+            have in other types; None without a parent.
         fitted: directory of the transform that is fitted to these rows, for later readings.
     """
 

@@ -41,7 +41,7 @@ _URIS = uris_of(CommandConfig, *(config for _, config in CLICK_CONFIGS))
 # Flags in which the ranks of a run may differ: locations of the same data.
 RANKS_MAY_DIFFER = frozenset(
     [
-        *("dataset", "replay_data", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *("dataset", "synthetic_dataset_dir", "log_path", "output_dir"),
         *("cache_dir", "cache_gib"),
     ]
 )

@@ -21,7 +21,7 @@ from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.scripts.daily.chain import BEGUN, LOG, Chain, LearnedDay, digest_of, open_chain
-from dlrm.scripts.daily.days import Day, date_of, find_days
+from dlrm.scripts.daily.days import Day, find_days
 from dlrm.scripts.daily.drift import alarms_of, psi_by_field
 from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
 from dlrm.scripts.daily.page import page, table_of
@@ -260,12 +260,8 @@ class _Follower:
         if digest_of(self._chain.dataset_of(day.name)) is not None:
             return
         flags = self._preparation([path], folder)
-        names = ("half_life", "candidates", "admission_probability")
-        flags |= {name: getattr(self._own, name) for name in names}
         if before is not None:
             flags["extend"] = self._chain.dataset_of(before.name)
-        if (date := date_of(day.name)) is not None or before is None:
-            flags["day"] = date or 0
         with self._timed(day.name, "prepare"):
             self._step("prepare", flags)
 
@@ -312,10 +308,6 @@ class _Follower:
     def _further_training(self, dataset: Path, output: Path, checkpoint: Path) -> dict[str, Any]:
         own, flags = self._own, {"dataset": dataset, "save_checkpoint_path": output, "resume": True}
         flags |= {"continue_from": checkpoint, "epochs": own.epochs}
-        flags["evict_unseen_days"] = own.evict_unseen_days
-        if own.replay:
-            kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
-            flags |= {"replay": own.replay, "replay_data": kept}
         return flags
 
     def _l2_of_recipe(self, checkpoint: Path, rows: int) -> dict[str, float]:

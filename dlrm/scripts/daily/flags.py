@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm.data.clicks.config import DataConfig
-from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.scripts.prepare.flags import PrepareConfig
 from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
-from dlrm.tasks.config import ClickCheckpointConfig
 
 CONTINUED, FROZEN, RETRAINED = "continued", "frozen", "retrained"
 
@@ -47,11 +44,6 @@ class DailyConfig:
     )
     until: str | None = setting(None, "name of the last day to learn; default: all that are there")
     epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)
-    replay: float = same_setting(DataConfig, "replay")
-    evict_unseen_days: int | None = same_setting(ClickCheckpointConfig, "evict_unseen_days")
-    half_life: float | None = same_setting(IncrementConfig, "half_life")
-    candidates: int = same_setting(IncrementConfig, "candidates")
-    admission_probability: float = same_setting(IncrementConfig, "admission_probability")
     recalibrate: str | None = setting(
         None,
         "fit a recalibration to each day before it is learned, for the scores of the next; "

@@ -9,9 +9,9 @@ from dlrm.data.clicks.layout import TRANSFORM
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import Values
-from dlrm.preproc.increments.growth import schema_differences
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.logs.raw_log import SUFFIXES
+from dlrm.preproc.stages.parent import schema_differences
 from dlrm.scripts.common.table_flags import TEXT_FLAGS
 from dlrm.scripts.prepare.flags import CRITEO, CriteoConfig
 from dlrm.settings import settings_of

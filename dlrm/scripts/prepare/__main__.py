@@ -33,11 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
             ("Files", TextFormat),
             ("For --schema criteo", CriteoConfig),
             *PREPARATION,
-            ("Days", IncrementConfig),
+            ("Extension", IncrementConfig),
             *SPARK,
             ("Spark", StoreConfig),
         ],
-        ("Dataset", "Files", "Division of rows", "Days", "Preparation", "For --schema criteo"),
+        ("Dataset", "Files", "Division of rows", "Extension", "Preparation", "For --schema criteo"),
         without=("held_out",),
     )
     hint = "the same command resumes the run"

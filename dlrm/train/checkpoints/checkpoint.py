@@ -11,14 +11,13 @@
     STEP/transform/             the fitted transform of the training data, if they came with one
     STEP/MODEL.md               model card: describes the model and how to load it
     STEP/results.json           summary of the training, if `dlrm.fit` wrote it
-    STEP/days.safetensors       last days of table rows, if a run evicts those that it does not see
     STEP/recalibration/         recalibration of the model's scores, if there is one
     STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last
 
-Tables are stored one by one, whatever the layout in memory and whichever rank holds them, so a
-checkpoint loads into any layout and any number of ranks. A directory that NVIDIA's program saved is
-read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
+Tables are stored one by one, whichever ranks hold them, so a checkpoint loads into any number of
+ranks. A directory that NVIDIA's program saved is read as a checkpoint without optimizers
+(`dlrm.train.checkpoints.nvidia`).
 """
 
 import os

@@ -84,24 +84,19 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
         OSError: the checkpoint cannot be written, or something is already there.
     """
     with staged_directory(directory) as staging:
-        fill_saved(saved, staging)
-
-
-def fill_saved(saved: SavedModel, directory: Path) -> None:
-    """Writes the files of `write_saved` into an empty directory."""
-    (directory / "tables").mkdir()
-    for index, table in enumerate(saved.tables):
-        table.copy_to(directory / "tables" / f"{index}.bin")
-    write_tensors(saved.dense, directory / "dense.safetensors")
-    if saved.average:
-        write_tensors(saved.average, directory / AVERAGE)
-    for name in ("optimizer.safetensors", "rng.safetensors"):
-        write_tensors({}, directory / name)
-    tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
-    config = {**saved.config, "optimizers": [], "tables": tables}
-    for folder in saved.attached:
-        shutil.copytree(folder, directory / folder.name)
-    describe(directory, config, saved.progress)
+        (staging / "tables").mkdir()
+        for index, table in enumerate(saved.tables):
+            table.copy_to(staging / "tables" / f"{index}.bin")
+        write_tensors(saved.dense, staging / "dense.safetensors")
+        if saved.average:
+            write_tensors(saved.average, staging / AVERAGE)
+        for name in ("optimizer.safetensors", "rng.safetensors"):
+            write_tensors({}, staging / name)
+        tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
+        config = {**saved.config, "optimizers": [], "tables": tables}
+        for folder in saved.attached:
+            shutil.copytree(folder, staging / folder.name)
+        describe(staging, config, saved.progress)
 
 
 def attached_to(path: Path) -> list[Path]:

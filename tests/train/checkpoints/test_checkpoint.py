@@ -260,7 +260,7 @@ def test_checksums_and_readers_that_take_long_are_no_hangs(tmp_path, monkeypatch
     monkeypatch.setattr(manifest, "checksum", slow)
     run = CheckpointDirectory(tmp_path, beat=beaten.set)
     run.save(1, parameters(), {"flags": {}}, {})
-    with run.on_all_nodes(run.last()):
+    with run.beating():
         until_the_next_beat()
 
 
