@@ -81,7 +81,7 @@ TORCH_FREE = [
     "dlrm.scripts.common.source_flags",
     "dlrm.scripts.convert",
     "dlrm.scripts.dist_main",
-    "dlrm.scripts.doctor.command",
+    "dlrm.scripts.doctor",
     "dlrm.scripts.evaluate.__main__",
     "dlrm.scripts.gen_csv",
     "dlrm.scripts.main",

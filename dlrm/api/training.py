@@ -59,7 +59,7 @@ from dlrm.train.trainer import Trainer
 
 _OF_THE_COMMAND = {
     *("dataset", "dataset_type", "num_numerical_features"),
-    *("base_device", "backend", "rank_timeout"),
+    *("base_device", "backend"),
     *("log_format", "verbose", "profile", "log_path", "tensorboard", "mlflow", "deterministic"),
     *settings_of(ClickCheckpointConfig),
 }
@@ -370,7 +370,7 @@ def _trained(
             trainer = Trainer(
                 log=log,
                 checkpoints=checkpoints,
-                beat=bar.beat,
+                after_step=bar.move_to,
                 callbacks=bar.watching(watch.callbacks),
                 **run.trainer_arguments(datasets.train),
             )

@@ -176,7 +176,7 @@ ARCHITECTURE = architecture_of(BertConfig)
 # Flags of the network's input, which an evaluation takes from the checkpoint.
 INPUT = (
     *("task", "vocab_file", "lower_case", "max_seq_length", "max_predictions_per_seq"),
-    *("doc_stride", "max_query_length", "unknown_id", "precision", "half_dtype"),
+    *("doc_stride", "max_query_length", "unknown_id", "amp", "amp_dtype"),
 )
 
 

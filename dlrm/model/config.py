@@ -1,6 +1,5 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -356,12 +355,6 @@ class DLRMConfig:
         sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
         of_tables = (sizes[table] for table in range(len(sizes)))
         return tuple(size if limit is None else min(size, limit) for size in of_tables)
-
-    def table_names(self, fields: Sequence[str]) -> list[str]:
-        """Returns the name of each table, that of its field or of its fields, given all names."""
-        pairs = [*zip(self.tables, fields, strict=True)]
-        of_tables = range(len(self.embedding_rows))
-        return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes."""

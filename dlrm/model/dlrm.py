@@ -114,16 +114,16 @@ class DLRM(nn.Module):
         self.numerical_embedding = _numerical_embedding(config, seed)
         self.scores = make_scores(config, self.bottom_mlp.num_vectors, seed, *options)
         self.adapters: Adapters | None = None
-        score: Score | Members = self.scores[0]
         if config.kinds:
-            self.members = score = Members(self.scores)
+            self.members = Members(self.scores)
         else:
             (only,) = self.scores
             self.interact, self.cross, self.top_mlp = only.interact, only.cross, only.top_mlp
             self.output, self.adapters = only.output, only.adapters
-        self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
-        if self.numerical_embedding is not None:
-            self._parts.append(self.numerical_embedding)
+
+    @property
+    def _score(self) -> "Score | Members":
+        return self.members if self.config.kinds else self.scores[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -179,9 +179,9 @@ class DLRM(nn.Module):
             embeddings, added = self._received(numerical, received)
             logits = ops.network(numerical.float(), embeddings, *as_one)
             return logits if added is None else logits + added
-        bottom_mlp, score, *_ = self._parts
-        dense = bottom_mlp(numerical)
+        dense = self.bottom_mlp(numerical)
         embeddings, added = self._received(numerical, received)
+        score = self._score
         logits = score(dense, embeddings)
         if self.training and self.config.self_ensemble:
             passes = torch.stack([logits, score(dense, embeddings)], -1)
@@ -257,11 +257,11 @@ class DLRM(nn.Module):
         self, numerical: Tensor, received: Sequence[Callable[[], Tensor]]
     ) -> tuple[Tensor, Tensor | None]:
         """Waits for vectors; returns those of all fields, and the wide term's logits, if any."""
-        _, _, *fields = self._parts
-        vectors = [embed(numerical).to(self.dtype) for embed in fields]
+        numbers = self.numerical_embedding
+        vectors = None if numbers is None else numbers(numerical).to(self.dtype)
         embeddings, *weights = (wait() for wait in received)
-        if vectors:
-            embeddings = torch.cat([*vectors, embeddings], 1)
+        if vectors is not None:
+            embeddings = torch.cat([vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
 
     def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
@@ -269,7 +269,7 @@ class DLRM(nn.Module):
 
         With several processes they do: the bottom MLP runs while vectors are exchanged.
         """
-        bottom, score, *_ = self._parts
+        bottom, score = self.bottom_mlp, self._score
         if self.world.size > 1:
             return None
         if not isinstance(bottom, MLP) or not isinstance(score, Score):
@@ -344,17 +344,6 @@ class DLRM(nn.Module):
         if lengths is not None:
             rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
         return categorical.remainder(rows)
-
-    def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
-        """Replaces the bottom MLP, the numerical embedding, and the interaction with the top MLP.
-
-        Look-ups and the exchange are unchanged: their operators report bad ids, send in the
-        background, and return gradients in the dtype that the tables' optimizers take.
-
-        Args:
-            run: takes a part and returns a callable that replaces it, with the same weights.
-        """
-        self._parts = [run(part) for part in self._parts]
 
     def table_parameters(self) -> TableParameters:
         """Returns the parameters that hold tables; see `JointEmbedding.table_parameters`.

@@ -166,7 +166,7 @@ def comparison(result: Result) -> str:
         where = _where(record)
         there = f", not {row.hardware}" if "not stated" not in row.hardware else ""
         differs.append(f"hardware: {where}{there}")
-    if record["gpu"] is None and ("--amp" in row.flags or "--precision=fp16" in row.flags):
+    if record["gpu"] is None and "--amp" in row.flags and "--amp_dtype=bf16" not in row.flags:
         differs.append("precision: bf16 on a CPU, not fp16")
     if record["emulated"]:
         differs.append(f"{record['devices']} devices emulated by {record['processes']} processes")

@@ -30,7 +30,7 @@ class StepProfiler:
     ):
         self._steps, self._warmup = steps, max(warmup, LEAST_WARMUP)
         self._path, self._line = folder / f"profile-rank{rank}.json.gz", line
-        self._on_gpu, self._latest, self._done = device.startswith("cuda"), -1, 0
+        self._on_gpu, self._done = device.startswith("cuda"), 0
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * self._on_gpu],
             schedule=schedule(wait=self._warmup - 1, warmup=1, active=steps, repeat=1),
@@ -38,11 +38,10 @@ class StepProfiler:
         )
         self._profile.start()
 
-    def beat(self, step: int) -> None:
-        """Counts a finished step of the training, or a part of a test after it."""
-        if step != self._latest:
-            self._latest, self._done = step, self._done + 1
-            self._profile.step()
+    def after_step(self) -> None:
+        """Counts a finished step of the training."""
+        self._done += 1
+        self._profile.step()
 
     def finish(self) -> None:
         """Prints a note if the run was too short for the recording."""

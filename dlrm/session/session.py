@@ -41,12 +41,11 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog
-from dlrm.train.reports.console import Line, NvidiaConsole, Saved
+from dlrm.train.reports.console import Line, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
-from dlrm.train.watchdog import Watchdog
 
 _DATA = ("dataset", "test_dataset")
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
@@ -60,12 +59,10 @@ class Session:
     Attributes:
         values: the flags, with the path of the log.
         log: destination of reports.
-        dog: detects a rank that hangs.
         checkpoints: directory of a training's checkpoints; None saves nothing.
 
     Args:
         ranks_may_differ: flags that may differ between ranks.
-        console: prints the reports; by default one of the form of `--log_format`.
         uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
         trains: whether the command trains.
         complete: fills in further flags, once there are local paths for all URIs, and raises errors
@@ -73,22 +70,19 @@ class Session:
     """
 
     log: RunLog
-    dog: Watchdog
     checkpoints: CheckpointDirectory | None
 
     def __init__(
         self,
         values: Values,
         ranks_may_differ: frozenset[str] = frozenset(),
-        console: NvidiaConsole | None = None,
         uris: Mapping[str, str] | None = None,
         trains: bool = False,
         complete: Callable[[Values, World], Values] = lambda values, world: values,
     ) -> None:
-        self._console = console
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
-        self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        self.world = join(values["base_device"], values["backend"], given)
         self.at_the_end = ExitStack()
         try:
             with self.agreed():
@@ -123,7 +117,7 @@ class Session:
         return agreed(self.world, *USER_ERRORS)
 
     def watch(self, run: Run, lines: Iterable[str | Line]) -> None:
-        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins."""
+        """Opens the log and the checkpoints of a run, and reports how it begins."""
         values, world = run.values, self.world
         with self.agreed():
             if values["profile"] and not run.trains:
@@ -132,11 +126,10 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
-        self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         self.checkpoints = self._checkpoints(run) if run.trains else None
         self.log.parameters(values_with_uris(values))
         for line in lines:
@@ -152,11 +145,10 @@ class Session:
             )
             self.at_the_end.callback(self._profiler.close)
 
-    def beat(self, step: int) -> None:
-        """Reports that training has reached a step."""
-        self.dog.beat(step)
+    def after_step(self, step: int) -> None:
+        """Counts a step of the training for `--profile`."""
         if self._profiler:
-            self._profiler.beat(step)
+            self._profiler.after_step()
 
     def load_weights(self, run: Run, parameters: Parameters) -> bool:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
@@ -177,7 +169,6 @@ class Session:
         """
         with stopped_by_sigterm(trainer):
             summary = trainer.fit(*batches)
-        self.dog.rest()
         if self._profiler:
             self._profiler.finish()
         if run.values["mode"] != "benchmark_training":
@@ -195,7 +186,6 @@ class Session:
             run.transform,
             self.world,
             values.get("async_checkpoint", False),
-            self.dog.beat,
         )
         if run.continued:
             checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
@@ -239,13 +229,12 @@ def set_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
 
 
-def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+def join(asked: str | None, backend: str, backend_given: bool) -> World:
     """Joins the world of the launcher's variables.
 
     Args:
         asked: device, or None for CUDA if available.
         backend_given: whether the user chose that backend.
-        timeout: seconds to wait for the other processes.
     """
     if launch().size > 1:
         end_with_launcher()
@@ -254,7 +243,7 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
         torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
-    return join_world(chosen, backend, timeout)
+    return join_world(chosen, backend)
 
 
 @contextmanager
@@ -326,10 +315,9 @@ def resume(
         )
         log.line(f"no checkpoint in {trainer.checkpoints.path} yet: {begins}")
         return False
-    with trainer.checkpoints.beating():
-        with agreed(trainer.world, ValueError, OSError):
-            check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
-        trainer.resume(last)
+    with agreed(trainer.world, ValueError, OSError):
+        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    trainer.resume(last)
     log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
     return True
 

@@ -9,14 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
+from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.clicks.distilled import Distilled
@@ -28,7 +24,6 @@ from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
@@ -47,7 +42,7 @@ from dlrm.tasks.continuing import (
     facts_of,
     learning_rate_mode,
 )
-from dlrm.tasks.footprint import Footprint, agree_that_tables_fit, agree_that_teacher_fits
+from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
@@ -60,7 +55,7 @@ from dlrm.tasks.run import (
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.cuda_graph import CudaRecorder, why_none_records
+from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.ema import EMA
 from dlrm.train.precision import loss_scaler
 from dlrm.train.schedule import ScheduleConfig
@@ -75,8 +70,7 @@ class ClickRun(Run):
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
         can_be_recorded: --cuda_graphs would record the steps.
-        teacher: returns the probabilities that the labels of training batches are mixed with; None
-            keeps the labels.
+        teacher: network whose probabilities the labels of training batches are mixed with, or None.
     """
 
     config: ClickConfig
@@ -84,7 +78,7 @@ class ClickRun(Run):
     notes: list[str]
     task: Recommendation
     can_be_recorded: bool = False
-    teacher: Callable[[Batch], Tensor] | None = None
+    teacher: DLRM | None = None
 
     @classmethod
     def open(
@@ -137,21 +131,19 @@ class ClickRun(Run):
                     datasets.train.batch(index)
         return datasets
 
-    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM | Ensemble]) -> None:
+    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM]) -> None:
         """Mixes the labels of the training batches with the probabilities of a trained model.
 
         A resumed run needs the same model. All ranks call it in step, and each loads the model.
 
         Args:
-            checkpoint: the model's, which is in use during the run.
             load: makes the network of a checkpoint on a device.
 
         Raises:
-            ValueError, OSError: the checkpoint is damaged, too large for the memory, or of a model
-                with another transform or other fields; it is named.
+            ValueError, OSError: the checkpoint is damaged, or of a model with another transform or
+                other fields; it is named.
         """
         values, train, data = self.values, self.whole.train, self.config.data
-        agree_that_teacher_fits(checkpoint, self.world)
         with agreed(self.world, *USER_ERRORS):
             if self.world.rank == 0:
                 note = compare_transforms(
@@ -175,7 +167,7 @@ class ClickRun(Run):
         self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
         weight = self.config.distill.distill_weight
         self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
-        self.teacher = _probabilities_of(network, self.world.device)
+        self.teacher = network
 
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
@@ -254,22 +246,6 @@ class ClickRun(Run):
         return EMA(self.task.model, self.config.step.ema_decay, dense)
 
 
-def _probabilities_of(network: DLRM | Ensemble, device: str) -> Callable[[Batch], Tensor]:
-    """Returns a function from the samples of a batch to a network's probabilities, `[samples]`.
-
-    Batches are read by several threads, of which one at a time runs the network.
-    """
-    one_at_a_time = Lock()
-
-    def probabilities(batch: Batch) -> Tensor:
-        moved = batch.map(lambda tensor: tensor.to(device))
-        ids = moved.categorical, moved.lengths
-        with one_at_a_time, torch.no_grad():
-            return network(moved.numerical, *ids, id_weights=moved.id_weights).sigmoid()
-
-    return probabilities
-
-
 class _Opening:
     """Opens a run; see `ClickRun.open`."""
 
@@ -324,7 +300,9 @@ class _Opening:
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
         read = whole.train if self.trains else whole.test
-        unrecorded = self._unrecorded(read, placement)
+        unrecorded = None
+        if self.config.step.cuda_graphs:
+            unrecorded = _why_not_recorded(self.values, world, read)
         with agreed(world, *USER_ERRORS):
             task = self._task(architecture, unrecorded)
             told_by = fingerprint(read)
@@ -357,7 +335,7 @@ class _Opening:
             config=self.config,
             whole=whole,
             notes=notes,
-            can_be_recorded=_why_not_recorded(self.values, world, read, placement) is None,
+            can_be_recorded=_why_not_recorded(self.values, world, read) is None,
         )
 
     def _continued(self) -> dict[str, Any] | None:
@@ -420,14 +398,6 @@ class _Opening:
                 f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
             )
 
-    def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
-        """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
-        why_not = None
-        with agreed(self.world, *USER_ERRORS):
-            if self.config.step.cuda_graphs:
-                why_not = _why_not_recorded(self.values, self.world, read, placement)
-        return why_none_records(why_not, self.world)
-
     def _task(self, architecture: DLRMConfig, unrecorded: str | None) -> Recommendation:
         config, world, step = self.config, self.world, self.config.step
         recorded = step.cuda_graphs and unrecorded is None
@@ -439,7 +409,6 @@ class _Opening:
             auc_on_cpu=step.auc_device == "CPU",
             optimized_mlp=step.optimized_mlp,
             recorder=CudaRecorder(world.device) if recorded else None,
-            execution=step.execution,
             has_clicks=config.data.has_clicks,
             files=step.table_files,
         )
@@ -466,18 +435,14 @@ def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> A
     return here if saved is None else tuple(saved)
 
 
-def _why_not_recorded(
-    values: Values, world: World, data: ClickDataset, placement: Placement
-) -> str | None:
-    """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
+def _why_not_recorded(values: Values, world: World, data: ClickDataset) -> str | None:
+    """Returns the reason why the run cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":
         return "it is for GPUs"
-    if world.size > 1 and values["backend"] != "nccl":
-        return f"--backend {values['backend']} waits for the GPU"
+    if world.size > 1:
+        return "it is for one process"
     if not data.one_id_each:
         return "batches with several ids a table differ in shape"
     if values["embedding_l2"]:
         return "--embedding_l2 counts steps on the host"
-    if not placement.is_whole:
-        return "shards of rows are looked up as many times as a batch has ids of them"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"

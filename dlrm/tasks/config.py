@@ -14,25 +14,16 @@ from dlrm.train.schedule import ScheduleConfig, check_schedule
 AUTO_PRODUCTS = "auto"
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
 SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")
-CLICK_EXECUTIONS = ("eager", "graph", "lazy")
 
 
 @dataclass(frozen=True)
 class StepConfig:
     """The computation of a DLRM's steps and tests; field names are those of the flags."""
 
-    execution: str = setting(
-        "eager",
-        "Execution of the MLPs and the interaction: eager, with native operators; graph, with "
-        "torch.compile, each part as one graph; lazy, a name for graph",
-        choices=CLICK_EXECUTIONS,
-        topic="Run",
-        resumable=True,
-    )
     cuda_graphs: bool = setting(
         False,
-        "Replay each training step and each prediction as one CUDA graph per process, with the "
-        "same results; needs one id per sample and table, and --backend nccl",
+        "Replay each training step and each prediction as one CUDA graph, with the same results; "
+        "for one process, and one id per sample and table",
         topic="Run",
         resumable=True,
     )
@@ -46,8 +37,7 @@ class StepConfig:
     mlp_products: str = setting(
         AUTO_PRODUCTS,
         "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes those "
-        "that are faster on processors of this kind (dlrm doctor --tune times both); a "
-        "resumed run keeps its own",
+        "that are faster on processors of this kind; a resumed run keeps its own",
         choices=(AUTO_PRODUCTS, *PRODUCTS),
         topic="Model",
     )
@@ -79,11 +69,6 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.execution != "eager" and self.cuda_graphs:
-            raise ValueError(
-                f"--cuda_graphs contradicts --execution {self.execution}: it records what "
-                "--execution eager runs"
-            )
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.tasks.click_task import ClickTask
-from dlrm.train.cuda_graph import GraphedCallable, Recorder
-from dlrm.train.execution import MODULE_EXECUTIONS
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import one_after_another, sum_of_losses
+from dlrm.train.task import one_after_another
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
@@ -70,7 +69,6 @@ class Recommendation(ClickTask):
 
     Args:
         recorder: records `infer` and replays it from then on; None does not.
-        execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
         dtype, optimized_mlp, files: see `DLRM`.
         auc_on_cpu, has_clicks: see `ClickTask`.
     """
@@ -85,19 +83,17 @@ class Recommendation(ClickTask):
         seed: int = 0,
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
-        recorder: Recorder | None = None,
-        execution: str = "eager",
+        recorder: CudaRecorder | None = None,
         has_clicks: bool = True,
         files: str | None = None,
     ):
         model = DLRM(config, world, dtype, seed, optimized_mlp, files)
         super().__init__(model, world, auc_on_cpu, has_clicks)
-        self.recorder, self.execution, self._files = recorder, execution, files
-        self.model.run_parts(MODULE_EXECUTIONS[execution])
+        self.recorder, self._files = recorder, files
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
         if recorder:
-            self._infer = GraphedCallable(self.predict, recorder, world)
+            self._infer = GraphedCallable(self.predict, recorder)
 
     def loss(self, batch: Batch) -> Tensor:
         self._before_look_up(batch)
@@ -128,9 +124,10 @@ class Recommendation(ClickTask):
     ) -> Tensor:
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
+        gradients = scaler.gradients_of(self.loss)
         if parameters:
-            return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
-        return one_after_another(self.loss, batches, scaler, before_last)
+            gradients = partial(self._gradients, parameters)
+        return one_after_another(gradients, batches, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
@@ -144,8 +141,7 @@ class Recommendation(ClickTask):
     def weights_unchanged(self) -> AbstractContextManager:
         """Returns a context in which work that depends only on weights is done once; see `DLRM`."""
         # A recording would read the results of an earlier block.
-        reads_anew = self.recorder or self.execution != "eager"
-        return nullcontext() if reads_anew else self.model.weights_unchanged()
+        return nullcontext() if self.recorder else self.model.weights_unchanged()
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:

@@ -614,14 +614,6 @@ def test_main_refuses_words_that_are_no_flags(capsys):
     assert capsys.readouterr().err == "error: expected flags only, got ['train']\n"
 
 
-@pytest.mark.parametrize(
-    "flags", [("--precision=16.32",), ("--amp", "--amp_dtype=bf16"), ("--precision=bf16",)]
-)
-def test_precisions_of_the_same_dtype_are_the_same_run(command, flags):
-    amp = command("--max_steps=6", "--amp")
-    assert command("--max_steps=6", *flags)["training_loss"] == amp["training_loss"]
-
-
 def test_micro_batches_and_clipping_train_as_well(command):
     whole = command("--max_steps=8", "--max_grad_norm=0.05")
     parts = command("--max_steps=8", "--max_grad_norm=0.05", "--gradient_accumulation_steps=3")
@@ -649,18 +641,6 @@ def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
     monkeypatch.setattr(click_run.Recommendation, "optimizers", optimizers)
     command(*flags)
     assert told == [expected]
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--precision=16.16", "--precision 16.16: a DLRM keeps float32 weights"),
-        ("--max_grad_norm=-1", "--max_grad_norm -1"),
-    ],
-)
-def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
-    with pytest.raises(ValueError, match=message):
-        command(flag)
 
 
 @pytest.mark.parametrize(

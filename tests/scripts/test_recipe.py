@@ -16,7 +16,6 @@ from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.config import OptimizerConfig
 
 ROWS = {"train": 2000, "test": 300}
@@ -131,21 +130,6 @@ def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
 def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused():
     assert auto(FEW, {"placement": "auto"})["embedding_l2_mode"] == "looked_up"
     assert "embedding_l2_mode" not in auto(FEW)
-
-
-def test_seeds_by_the_recipe_train_in_files(train, tmp_path, capsys):
-    words = ["--recipe=auto", "--seeds=1-2", "--log_format=short", "--table_files=files"]
-    train("runs", *words)
-    lines = capsys.readouterr().out.splitlines()
-    for start in ("recipe ", "train ", "seed 1 ", "seed 2 ", "mean of 2 ", "saved ", "next "):
-        assert sum(line.startswith(start) for line in lines) == 1, (start, lines)
-    alone = train("alone", "--recipe=auto", "--seed=2")
-    expected = read_saved(alone)
-    found = read_saved(find_checkpoint(tmp_path / "runs" / "seed-2"))
-    for name, tensor in expected.dense.items():
-        assert tensor.equal(found.dense[name])
-    for one, two in zip(expected.tables, found.tables, strict=True):
-        assert (one.part(0, one.rows) == two.part(0, two.rows)).all()
 
 
 def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate_and_epochs():

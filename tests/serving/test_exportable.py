@@ -6,7 +6,6 @@ import torch
 
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.platforms import PLATFORMS
@@ -247,16 +246,6 @@ def test_every_part_is_written(tmp_path, platform, others):
         numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
         inputs = Inputs(numerical, ids)
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
-
-
-def test_several_packed_ensembles_average_their_logits():
-    """Like those of `--seeds` with `--ensemble`."""
-    members = [network(ensemble=2, wide=True), network(ensemble=3, wide=True)]
-    model = Ensemble(members).eval()
-    exported = exportable(model, quantize_tables(model, "fp32"), example())
-    expected = (logits(members[0], example()) + logits(members[1], example())) / 2
-    assert_close(logits(model, example()), expected)
-    assert_close(scores(exported, example()), expected)
 
 
 @pytest.mark.parametrize("platform", WRITTEN)

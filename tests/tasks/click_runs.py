@@ -39,6 +39,7 @@ class Run(NamedTuple):
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
     l2: float = 0.0
+    print_freq: int = 1
 
 
 class Overflowing(Recommendation):
@@ -76,7 +77,7 @@ def trainer_of(world, run):
         ),
         schedule=lambda step: 0.05 / step,
         config=TrainConfig(
-            print_freq=1,
+            print_freq=run.print_freq,
             gradient_accumulation_steps=run.accumulate,
             test_freq=3 if run.auc_threshold else None,
             auc_threshold=run.auc_threshold,
@@ -87,7 +88,7 @@ def trainer_of(world, run):
             torch.tensor(16.0) if run.dtype == torch.float16 else None,
             max_grad_norm=run.max_grad_norm,
         ),
-        beat=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
+        after_step=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
     )
 
     def asked_to_stop(step):

@@ -64,7 +64,7 @@ class Run:
             log=RunLog(quiet=True),
             checkpoints=self.checkpoints,
             run={"flags": {}, "dataset": {"table sizes": list(SIZES)}},
-            beat=self._beat,
+            after_step=self._stop,
         )
         spec = FeatureSpec.default(".", 4, list(SIZES))
         train, test = (
@@ -73,7 +73,7 @@ class Run:
         )
         self.batches = SplitBatches(ClickLoader(train), ClickLoader(test), None)
 
-    def _beat(self, step):
+    def _stop(self, step):
         self.trainer.stop_requested = step == self.stop_at
 
     def fit(self, stop_at=None):

@@ -182,11 +182,11 @@ def _load_spec(config: DataConfig) -> FeatureSpec:
         return FeatureSpec.load(path, config.allow_links)
     if config.feature_spec == layout.FEATURE_SPEC and (directory / layout.MODEL_SIZE).is_file():
         return FeatureSpec.load(directory, config.allow_links)
-    hint = (
-        "; it has train_data.bin: --dataset_type binary reads that"
-        if (directory / BINARY_FILES["train"][0]).is_file()
-        else ""
-    )
+    hint = ""
+    if (directory / BINARY_FILES["train"][0]).is_file():
+        hint = "; it has train_data.bin: --dataset_type binary reads that"
+    elif (below := directory / "binary_dataset").is_dir():  # of the commands for logs
+        hint = f"; the dataset is {below}"
     raise FileNotFoundError(
         f"{directory}: expected {config.feature_spec} (or the {layout.MODEL_SIZE} of a dataset of "
         f"2020), found neither{hint}"

@@ -376,5 +376,4 @@ def _is_number(text: str) -> bool:
 
 def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
     booleans = {"true": "1", "false": "0"}
-    hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
-    return label_parser(hint)([booleans.get(cell.lower(), cell) for cell in cells])
+    return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])

@@ -1,6 +1,7 @@
 """The entries of `schema.yaml`: fields made from maps and lists, and the reverse."""
 
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from dlrm.data.sources.text_format import TextFormat
@@ -50,8 +51,9 @@ def made_of(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
     known = {entry.name: entry for entry in _entries(kind)}
     for name in values:
         if name not in known:
+            near = "".join(f"; did you mean {n}?" for n in get_close_matches(str(name), known, 1))
             raise ValueError(
-                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well"
+                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well{near}"
             )
     for name, field in known.items():
         if field.default is MISSING and name not in values:

@@ -33,17 +33,20 @@ def run(values: Values) -> None:
     try:
         _check_mode(values)
         _MODES[values["mode"]](values)
-    except Exception:
+    except Exception as error:
         if values["debug_mode"]:
             traceback.print_exc()
+        if isinstance(error, FileExistsError):
+            how = "--write_mode overwrite (--overwrite of dlrm prepare)"
+            raise FileExistsError(f"{error}; {how} replaces it") from error
         raise
 
 
 def _check_mode(values: Values) -> None:
     if values["no_numeric_log_col"]:
         raise ValueError(
-            "--no_numeric_log_col: logarithms are always taken of logs; dlrm transcode "
-            "--numeric_transform none keeps the numbers of a CSV"
+            "--no_numeric_log_col: logarithms are always taken of logs; dlrm prepare keeps numbers "
+            "whose transform in the schema is none"
         )
     if values["model_size_file"] and values["mode"] != "transform":
         raise ValueError(

@@ -36,8 +36,6 @@ class Divider:
     ) -> None:
         self.division, self._file_splits = division, list(file_splits)
         self._times = division.times(schema)
-        held_out = round(num_rows * division.held_out)
-        self._ends = np.array([num_rows - held_out, num_rows - held_out + held_out // 2])
         fractions = (division.test_fraction, division.validation_fraction)
         self._limits = (0, 0)
         if any(fractions):
@@ -64,7 +62,7 @@ class Divider:
         splits = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
             splits.add(TEST)
-        if division.validation_fraction or division.validation_from or division.held_out:
+        if division.validation_fraction or division.validation_from:
             splits.add(VALIDATION)
         return sorted(splits | ({TEST} if division.split_column else set()))
 
@@ -81,8 +79,6 @@ class Divider:
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
             splits, bad = _named_splits(self.division.split_column, read)
-        elif self.division.held_out:
-            splits = np.searchsorted(self._ends, numbers, side="right")
         elif self._limits[1]:
             hashes = self._hashes(read)
             below = [

@@ -113,8 +113,8 @@ class RunConfig:
 class SplitConfig:
     """Says how rows are divided; fields are flag names.
 
-    At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
-    is by `test_fraction` and `validation_fraction`.
+    At most one of the ways is chosen: by time, by a column, by files, or by chance, which is by
+    `test_fraction` and `validation_fraction`.
 
     `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
     of `split_key`.
@@ -134,12 +134,6 @@ class SplitConfig:
         None, "time, in ISO 8601, from which on rows are validation rows"
     )
     split_column: str | None = setting(None, "column with the values train, test or validation")
-    held_out: float = setting(
-        0.0,
-        "share of the rows, from the end, to use half for testing and half for validation",
-        least=0,
-        below=1,
-    )
     keep_negatives: float = setting(
         1.0, "share of the training rows with label 0 to keep", above=0, most=1
     )
@@ -187,7 +181,6 @@ _WAYS = {
     **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
     **dict.fromkeys(("test_from", "validation_from"), "time"),
     "split_column": "column",
-    "held_out": "order",
 }
 
 

@@ -38,7 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
             ("Spark", StoreConfig),
         ],
         ("Dataset", "Files", "Division of rows", "Extension", "Preparation", "For --schema criteo"),
-        without=("held_out",),
     )
     hint = "the same command resumes the run"
     return run_command(line, _run, __doc__, arguments, at_store=_at_store, hint=hint)

@@ -5,7 +5,6 @@ as id 0, unknown.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.mlp import without_norms
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.model.score import Score
@@ -108,73 +106,21 @@ class _Score(nn.Module):
         return self.output(hidden)
 
 
-class ExportableEnsemble(nn.Module):
-    """Exportable networks whose logits are averaged and then turned into scores.
-
-    Args:
-        probability, recalibration: see `Exportable`.
-    """
-
-    def __init__(
-        self, members: Sequence[Exportable], probability: bool, recalibration: Recalibration | None
-    ) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.probability = probability
-        self.recalibrate = nn.Identity() if recalibration is None else recalibration
-
-    def _scores(self, logits: Tensor) -> Tensor:
-        logits = self.recalibrate(logits / len(self.members))
-        return logits.sigmoid() if self.probability else logits
-
-
-class _EnsembleOfIds(ExportableEnsemble):
-    """An ensemble of members that take one id per table."""
-
-    def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
-        """See `ExportableDLRM.forward`."""
-        logits = torch.zeros(1, device=numerical.device)
-        for member in self.members:
-            logits = logits + member(numerical, ids)
-        return self._scores(logits)
-
-
-class _EnsembleOfBags(ExportableEnsemble):
-    """An ensemble of members that take any number of ids per table."""
-
-    def forward(
-        self, numerical: Tensor, ids: Tensor, lengths: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
-        """See `ExportableBagDLRM.forward`."""
-        logits = torch.zeros(1, device=numerical.device)
-        for member in self.members:
-            logits = logits + member(numerical, ids, lengths, weights)
-        return self._scores(logits)
-
-
 def exportable(
-    model: DLRM | Ensemble,
+    model: DLRM,
     tables: Tensor,
     inputs: Inputs,
     probability: bool = False,
     recalibration: Recalibration | None = None,
-) -> Exportable | ExportableEnsemble:
-    """Returns a trained DLRM, or an ensemble of them, in plain operators.
+) -> Exportable:
+    """Returns a trained DLRM in plain operators.
 
     Args:
         model, tables, probability, recalibration: see `Exportable`.
         inputs: rows like those that it will take, with one id per table or with lengths.
     """
     made: type[Exportable] = ExportableDLRM if inputs.lengths is None else ExportableBagDLRM
-    if not isinstance(model, Ensemble):
-        return made(model, tables, probability, recalibration).eval()
-    rows = sum(model.config.embedding_rows)
-    members = [
-        made(member, tables[rows * index : rows * (index + 1)])
-        for index, member in enumerate(members_of(model))
-    ]
-    ensemble = _EnsembleOfIds if inputs.lengths is None else _EnsembleOfBags
-    return ensemble(members, probability, recalibration).eval()
+    return made(model, tables, probability, recalibration).eval()
 
 
 def example_like(inputs: Inputs) -> tuple[Tensor, ...]:

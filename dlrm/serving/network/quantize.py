@@ -4,30 +4,25 @@ import torch
 from torch import Tensor
 
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble, members_of
 
 _ROWS_AT_ONCE = 1 << 18
 
 
-def quantize_tables(model: DLRM | Ensemble, precision: str) -> Tensor:
+def quantize_tables(model: DLRM, precision: str) -> Tensor:
     """Returns the rows of all tables, concatenated, float32 or float16 `[rows, dim]`.
 
-    At "fp32" float32 rows are shared, not copied. The rows of an ensemble are those of its members,
-    concatenated.
+    At "fp32" float32 rows are shared, not copied.
 
     Raises:
         ValueError: a value is infinite, or too large for float16; the message names the table.
     """
     assert precision in ("fp32", "fp16"), precision
     dtype = torch.float32 if precision == "fp32" else torch.float16
-    members = members_of(model)
-    parts = [member.embeddings.weight.detach().to(dtype) for member in members]
-    tables = parts[0] if len(parts) == 1 else torch.cat(parts)
+    tables = model.embeddings.weight.detach().to(dtype)
     rows = model.config.embedding_rows
-    _check_finite(tables, rows * len(members))
-    for member in members:
-        if member.wide is not None and dtype == torch.float16:
-            _check_finite(member.wide.weight.detach().half(), rows)
+    _check_finite(tables, rows)
+    if model.wide is not None and dtype == torch.float16:
+        _check_finite(model.wide.weight.detach().half(), rows)
     return tables
 
 

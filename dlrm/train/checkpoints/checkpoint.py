@@ -12,7 +12,6 @@
     STEP/MODEL.md               model card: describes the model and how to load it
     STEP/results.json           summary of the training, if `dlrm.fit` wrote it
     STEP/recalibration/         recalibration of the model's scores, if there is one
-    STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one, whichever ranks hold them, so a checkpoint loads into any number of
@@ -44,7 +43,6 @@ from dlrm.train.checkpoints.state import (
     checked_config,
     random_state_file,
     read_tensors,
-    refuse_ensemble,
     tensor_shape,
 )
 from dlrm.train.checkpoints.writer import CheckpointWriter
@@ -173,7 +171,6 @@ def load_checkpoint(
 
 def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     """Reads a checkpoint of ours, after verifying the checksums of the files this rank reads."""
-    refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
     tables, state = saved_tables(directory, config)

@@ -6,7 +6,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter, beating
+from dlrm.train.checkpoints.writer import CheckpointWriter
 
 _BEST = "best.json"
 
@@ -48,7 +48,6 @@ class CheckpointDirectory:
         keep: number of last checkpoints to keep besides the best.
         attached: a directory to copy into each, see `CheckpointWriter`.
         in_background: write while the training continues.
-        beat: called while the training waits for files.
 
     Raises:
         OSError: the directory cannot be written.
@@ -63,9 +62,7 @@ class CheckpointDirectory:
         attached: Path | None = None,
         world: World = World(),
         in_background: bool = False,
-        beat: Callable[[], object] = lambda: None,
     ):
-        self._beat = beat
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
         self.inherited: Callable[[], Sequence[Path]] = lambda: ()
@@ -120,7 +117,6 @@ class CheckpointDirectory:
                 [*([self.attached] if self.attached else []), *self.inherited()],
                 self.world,
                 self._in_background,
-                self._beat,
             )
         if not self._in_background:
             self.finish()
@@ -166,10 +162,6 @@ class CheckpointDirectory:
     def _named(self, found: Path | None) -> Path | None:
         name = from_first(found and found.name, self.world)
         return self.path / name if name else None
-
-    def beating(self) -> AbstractContextManager[None]:
-        """Returns a context that beats while a checkpoint is read."""
-        return beating(self._beat)
 
     def best_record(self) -> dict[str, float]:
         """Returns the record of the best checkpoint; see `best_record`."""

@@ -19,7 +19,6 @@ from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,
-    refuse_ensemble,
     write_tensors,
 )
 
@@ -69,7 +68,6 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), described_progress(path)
-    refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
     average = read_tensors(path / AVERAGE) if (path / AVERAGE).exists() else {}
@@ -83,6 +81,8 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     Raises:
         OSError: the checkpoint cannot be written, or something is already there.
     """
+    tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
+    config = {**saved.config, "optimizers": [], "tables": tables}
     with staged_directory(directory) as staging:
         (staging / "tables").mkdir()
         for index, table in enumerate(saved.tables):
@@ -92,8 +92,6 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
             write_tensors(saved.average, staging / AVERAGE)
         for name in ("optimizer.safetensors", "rng.safetensors"):
             write_tensors({}, staging / name)
-        tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
-        config = {**saved.config, "optimizers": [], "tables": tables}
         for folder in saved.attached:
             shutil.copytree(folder, staging / folder.name)
         describe(staging, config, saved.progress)

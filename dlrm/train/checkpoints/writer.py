@@ -3,10 +3,8 @@
 import math
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +53,6 @@ class CheckpointWriter:
         progress: progress of the run, JSON values.
         attached: directories to copy into the checkpoint under their names.
         in_background: copy the state in memory, and write while the training continues.
-        beat: called once a second while `finish` waits for files or publishes the checkpoint.
 
     Raises:
         OSError: the checkpoint cannot be written.
@@ -70,9 +67,7 @@ class CheckpointWriter:
         attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
-        beat: Callable[[], object] = lambda: None,
     ):
-        self._beat = beat
         self._world, self._config, self._progress = world, config, progress
         self._attached, self._copy = attached, in_background
         self._staged: StagedDirectory | None = None  # of the first rank
@@ -103,11 +98,11 @@ class CheckpointWriter:
             OSError: a rank could not write; nothing is published.
         """
         try:
-            with agreed(self._world, OSError), beating(self._beat):
+            with agreed(self._world, OSError):
                 found = {name: future.result() for name, future in self._written}
-            checksums = {name: sums for name, sums in found.items() if sums}
+                checksums = {name: sums for name, sums in found.items() if sums}
             everyone = gather(_Ours(checksums, self._tables, self._kinds), self._world)
-            with agreed(self._world, OSError), beating(self._beat):
+            with agreed(self._world, OSError):
                 if self._staged is not None:
                     with errors_named(self._staged.final, self._staged.path):
                         self._describe(everyone)
@@ -169,24 +164,6 @@ class CheckpointWriter:
             shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}
         describe(self._staging, config, self._progress, checksums)
-
-
-@contextmanager
-def beating(beat: Callable[[], object]) -> Iterator[None]:
-    """Calls `beat` once a second during a block, which works on files for as long as it takes."""
-    over = threading.Event()
-
-    def run() -> None:
-        while not over.wait(1):
-            beat()
-
-    thread = threading.Thread(target=run, name="dlrm-beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 class _Rows:

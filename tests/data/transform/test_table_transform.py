@@ -145,7 +145,11 @@ REFUSED = [
         "{label: y, numerical: [x], lists: [z]}",
         "lists: expected fields of lists under categorical, with max_length",
     ),
-    ("{label: y, numerical: [x], weigth: z}", "expected some of label, numerical, categorical"),
+    (
+        "{label: y, numerical: [x], weigth: z}",
+        "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
+        "crosses, format, got 'weigth' as well; did you mean weight?",
+    ),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [u, u]}", "groups: columns named twice: u"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),

@@ -54,7 +54,7 @@ SHOWN = {
         'quotation "ResNet50-V1.5 Training Performance images/sec, FP32, bsz=128"',
         "published OneFlow 11711.2 images/sec, TensorFlow 1.x 9496.91 images/sec, PaddlePaddle ",
         "command torchrun --nnodes 4 --nproc_per_node 8 -m dlrm.scripts.cnn --mode=benchmark_train",
-        " --model=resnet50 --recipe=dlperf --precision=fp32 --batch_size=128 --dataset=DIR ",
+        " --model=resnet50 --recipe=dlperf --noamp --batch_size=128 --dataset=DIR ",
     ),
     "ipu/effb0/infer-generated-x4/b1": (
         'quotation "Change the --batch-size argument to be one of 1, 8, 16, 32"',
@@ -482,7 +482,7 @@ def test_losses_of_the_medium_model_follow_float32_run_eagerly(capsys):
 
 PLANTED = """
 import sys
-if "--precision=bf16" in sys.orig_argv:
+if "--amp_dtype=bf16" in sys.orig_argv:
     from dlrm import ops
     right = ops.logistic_loss
     ops.logistic_loss = lambda *a, **k: 1.1 * right(*a, **k)
