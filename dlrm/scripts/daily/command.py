@@ -280,7 +280,7 @@ class _Follower:
             write_atomically(folder / _FLAGS, self._own.train_flags.read_text("utf-8"))
         if before is not None:
             checkpoint = self._chain.checkpoint_of(before.name)
-            if self._own.recalibrate is not None:
+            if self._own.recalibrate:
                 checkpoint = self._recalibrated(checkpoint, day, path, folder)
             flags, words = self._further_training(dataset, run, checkpoint), []
             flags |= self._l2_of_recipe(checkpoint, rows)
@@ -296,7 +296,7 @@ class _Follower:
         made = folder / _RECALIBRATED / checkpoint.name
         if not made.exists():
             flags = {"checkpoint": checkpoint, "input": path, "bootstrap": 0, **self._rows.judging}
-            flags |= {"recalibrate": self._own.recalibrate, "recalibrated_checkpoint": made}
+            flags |= {"recalibrate": True, "recalibrated_checkpoint": made}
             with self._timed(day.name, "recalibrate"):
                 made.parent.mkdir(exist_ok=True)
                 self._step("evaluate", flags)

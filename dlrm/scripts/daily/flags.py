@@ -6,7 +6,6 @@ from pathlib import Path
 from dlrm.data.clicks.config import DataConfig
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.scripts.prepare.flags import PrepareConfig
-from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 from dlrm.tasks.config import ClickCheckpointConfig
 
@@ -52,11 +51,10 @@ class DailyConfig:
     half_life: float | None = same_setting(IncrementConfig, "half_life")
     candidates: int = same_setting(IncrementConfig, "candidates")
     admission_probability: float = same_setting(IncrementConfig, "admission_probability")
-    recalibrate: str | None = setting(
-        None,
+    recalibrate: bool = setting(
+        False,
         "fit a recalibration to each day before it is learned, for the scores of the next; "
         "default: that of the day before stays, if there is one",
-        choices=RECALIBRATIONS,
     )
     keep: int = setting(
         3, "number of days whose datasets and checkpoints are kept, besides the first", least=1

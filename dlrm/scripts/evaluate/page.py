@@ -217,7 +217,7 @@ def _deciles(facts: dict[str, Any]) -> list["Markup"]:
     heads, rows = decile_table(facts["curves"][0]["reliability"])
     parts = [table([("", heads)], rows, "Predicted and observed click rates")]
     if after := facts.get("recalibration"):
-        told = f"Recalibrated ({after['kind']}), judged on the half it was not fitted to"
+        told = "Recalibrated, judged on the half it was not fitted to"
         changed_heads, changed = recalibration_table(facts)
         parts.append(table([("", changed_heads)], changed, told))
         parts.append(table([("", heads)], decile_table(after["reliability"])[1], "Recalibrated"))

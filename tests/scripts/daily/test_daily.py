@@ -194,7 +194,7 @@ def test_alarms_are_an_exit_code(learned, capsys):
 def test_a_recalibration_is_fitted_to_each_day_before_it_is_learned(learned, tmp_path):
     for number in (4, 5):
         write_day(learned / "logs", number)
-    assert daily(learned, "--recalibrate=platt", "--compare=") in (0, 3)
+    assert daily(learned, "--recalibrate", "--compare=") in (0, 3)
     judged = {day["name"][-1]: day["judged"].get("continued") for day in record(learned)["days"]}
     days, scores = learned / "chain/days", tmp_path / "scores.npy"
     flags = [f"--checkpoint={days}/2026-11-04/run", f"--input={learned}/logs/2026-11-05.csv"]
