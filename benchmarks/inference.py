@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.platforms import PLATFORMS, Score
 from dlrm.serving.network.quantize import quantize_tables
 
@@ -110,7 +110,7 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
     for name, platform in (("onnx", "onnx"), ("torchscript", "ts-trace")):
-        exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+        exported = Exportable(model, quantize_tables(model, "fp32")).eval()
         (directory / name).mkdir()
         PLATFORMS[platform].write(exported, example, directory / name)
         scores[name] = PLATFORMS[platform].open(directory / name)

@@ -319,7 +319,6 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     module = exportable(
         export.predictor.model,
         export.tables,
-        inputs,
         serving.options.output_kind == "probability",
         export.predictor.recalibration,
     )

@@ -115,7 +115,7 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     the id's weight in the wide term; contributions of several ids are added up.
     """
     tables = quantize_tables(predictor.model, "fp32")
-    model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)
+    model = exportable(predictor.model, tables, recalibration=predictor.recalibration)
     looked_up: list[Tensor] = []  # by each member of an ensemble
 
     def keep(module: torch.nn.Module, arguments: object, vectors: Tensor) -> Tensor:

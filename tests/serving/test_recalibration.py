@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dlrm
-from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.network.recalibration import (
@@ -78,7 +78,7 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
         assert "Recal" not in (find_checkpoint(trained.checkpoint) / MODEL_CARD).read_text()
         loaded = dlrm.load(target)
         np.testing.assert_allclose(loaded.logits(lines), found.of(before), rtol=1e-5, atol=1e-5)
-        exported = ExportableDLRM(
+        exported = Exportable(
             loaded.model, quantize_tables(loaded.model, "fp32"), recalibration=loaded.recalibration
         )
         text = text_of_lines("\n".join(lines[:50]).encode(), len(loaded.row_transform.names))

@@ -18,7 +18,6 @@ from dlrm.model.config import DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.quantize import quantize_tables
-from dlrm.serving.rows.inputs import Inputs
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -251,7 +250,7 @@ def test_exported_models_have_tables_of_the_interactions_width(lists):
     tables = quantize_tables(task.model, "fp32")
     assert tables.shape == (257, DIM)
     arrays = (rows.numerical, rows.categorical, *([rows.lengths] if lists else []))
-    exported = exportable(task.model, tables, Inputs(*(one.numpy() for one in arrays)))
+    exported = exportable(task.model, tables)
     torch.testing.assert_close(exported(*arrays).flatten(), task.predict(rows))
 
 

@@ -43,7 +43,7 @@ def open_runtimes(
 
 def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[..., object]:
     inputs = Inputs(*(tensor.numpy() for tensor in _tensors(batch)))
-    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    exported = exportable(model, quantize_tables(model, "fp32"))
     if name == "eager":
         return exported
     platform, folder = _EXPORTED[name], directory / name
