@@ -27,20 +27,14 @@ class SavedRun:
         flags: flags of the run, without paths.
         metrics: metrics of the best test, and of the log's summary.
         tested: names of the metrics of the best test.
-        step: number of finished steps.
-        best_step: step of the best test; None without a test.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
         roles: which rows choose and which report; those of NVIDIA's rule for other networks.
     """
 
-    name: str
-    path: Path
     flags: dict[str, Any]
     metrics: dict[str, float]
     tested: list[str]
-    step: int
-    best_step: int | None
     curve: list[dict[str, float]]
     tests: list[dict[str, float]]
     roles: Roles
@@ -59,13 +53,9 @@ def read_run(checkpoint: Path) -> SavedRun:
     history = progress.get("history", [])
     curve = progress.get("curve") or [entry for entry in history if "lr" in entry]
     return SavedRun(
-        folder.name,
-        checkpoint,
         {k: v for k, v in config["flags"].items() if k not in _PLACES},
         metrics,
         list(best),
-        int(progress.get("step") or 0),  # NVIDIA's checkpoints may have none
-        int(progress["best"]["step"]) if best else None,
         curve,
         [entry for entry in history if "lr" not in entry],
         Roles.from_config(config) or OF_NVIDIA,
