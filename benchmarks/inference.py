@@ -127,9 +127,11 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
 
 def eager_of(model: DLRM, device: str) -> DLRM:
     """Returns the same network in plain torch."""
-    plain_torch = dataclasses.replace(model.config, embedding_type="joint", interaction_op="dot")
+    plain_torch = dataclasses.replace(model.config, interaction_op="dot")
     eager = DLRM(plain_torch, World(device=device)).eval()
     eager.load_state_dict(model.state_dict())
+    tables, begins = eager.embeddings, eager.embeddings.table_offsets[:-1]
+    tables.forward = lambda ids, dtype: F.embedding(ids + begins, tables.weight).to(dtype)
     return eager
 
 

@@ -43,7 +43,7 @@ WINDOW = 8  # batches whose rows are sorted by length; a round of the second lin
 
 def ours(dtype: str, source: TextSource, batch_size: int) -> Callable[[int, bool], float]:
     """Returns what takes so many steps of the trainer, maybe cutting, and gives their seconds."""
-    task = SequenceClassification(BertConfig(), precision=PrecisionConfig(precision=dtype))
+    task = SequenceClassification(BertConfig(), precision=PrecisionConfig(amp=dtype == "bf16"))
     optimizers = task.optimizers(NetworkOptimizerConfig("adamw"))
     epochs = itertools.count()
 

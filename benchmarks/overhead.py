@@ -109,7 +109,7 @@ def looped(task: Null, steps: int) -> float:
 
 
 class Nothing:
-    """A `dlrm.train.cuda_graph.Recorder` whose recordings do nothing when they are replayed."""
+    """A `dlrm.train.cuda_graph.CudaRecorder` whose recordings do nothing when they are replayed."""
 
     def run(self, function: Callable[[], Any]) -> Any:
         return function()

@@ -323,7 +323,7 @@ def _simulated(rows: int) -> Data:
         days = [path / f"day_{day}" for day in range(planted["simulation"]["days"])]
         train = _with_types(read_tables(days[:-1], _CRITEO), schema)
         test = _with_types(read_tables(days[-1:], _CRITEO), schema)
-    best = planted["last_day"]["auc"]
+    best = planted["days"][-1]["auc"]
     return Data(f"Simulated logs, {rows:,} rows", schema, [(train, test)], True, best)
 
 

@@ -40,7 +40,7 @@ def ours(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], fl
     task = ImageClassification(
         NetworkConfig("resnet50"),
         Augmentation(image_size=SIZE),
-        precision=PrecisionConfig(precision=dtype),
+        precision=PrecisionConfig(amp=dtype == "bf16"),
         channels_last=channels_last,
     )
     optimizers = task.optimizers(NetworkOptimizerConfig("momentum", weight_decay=1e-4))

@@ -35,14 +35,6 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor lengths, int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias,"
       " Tensor output, Tensor output_bias)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Rows of `pieces`: number of the weight, column of the ids, first and last + 1 row of the table
-  // that are here, rows of the table, and the weight's row of the first; by weight.
-  m.def(
-      "joint_embedding_pieces(Tensor[] weights, Tensor ids, Tensor pieces, *,"
-      " ScalarType? dtype=None) -> Tensor");
-  m.def(
-      "joint_embedding_pieces_backward(Tensor grad, Tensor ids, Tensor pieces, int[] dims)"
-      " -> Tensor[]");
   // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
   // a Float one. With `table_sizes` the rows are [batch, tables] flattened (see row_update.h).
   m.def(

@@ -15,11 +15,6 @@ from dlrm.variables import tuned
 _MALLOC_OPTIONS = {"MALLOC_MMAP_MAX_": (-4, 0), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}
 
 
-def malloc_settings() -> dict[str, str]:
-    """Returns the environment variables by which glibc keeps freed memory as this module does."""
-    return {name: str(number) for name, (_, number) in _MALLOC_OPTIONS.items()}
-
-
 def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     for name, (option, number) in _MALLOC_OPTIONS.items():

@@ -35,7 +35,7 @@ NOT_PATHS = frozenset(
         *("command", "others"),  # of another program
         # Columns, and values of columns.
         *("label", "positive", "weight", "time", "columns", "numerical", "categorical"),
-        *("split_key", "split_column", "cross", "encode", "slices", "missing_values", "delimiter"),
+        *("split_key", "split_column", "cross", "slices", "missing_values", "delimiter"),
     ]
 )
 # Also the forms "s3:/bucket", which pathlib makes of a URI, and "cache::s3://bucket".

@@ -28,9 +28,9 @@ SCHEMA = {
             **{"column": "seen", "type": "integer", "table": "movies", "frequency_limit": 3},
             **{"max_length": HISTORY, "pooling": "attention", "target": "movieId"},
         },
-        {"column": "liked_before", "type": "integer", "max_length": HISTORY, "embedding_dim": 4},
-        {"column": "months", "type": "integer", "max_length": HISTORY, "embedding_dim": 4},
-        {"column": "genres", "max_length": 10, "ordered": False, "embedding_dim": 8},
+        {"column": "liked_before", "type": "integer", "max_length": HISTORY},
+        {"column": "months", "type": "integer", "max_length": HISTORY},
+        {"column": "genres", "max_length": 10, "ordered": False},
     ],
     "groups": ["userId"],
 }

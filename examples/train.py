@@ -10,11 +10,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from pyarrow.csv import read_csv
+
 import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
-from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
@@ -29,15 +30,12 @@ def main(folder: Path) -> float:
     write_clicks(clicks, rows=20_000)
 
     # Text becomes ids, numbers are standardized, and a fifth of the rows is set aside for testing.
-    transcode_csv(
-        CsvConfig(
-            input=str(clicks),
-            output=str(dataset),
-            label="clicked",
-            numerical=("hour", "price"),
-            categorical=("site", "device"),
-        )
-    )
+    schema = {
+        "label": "clicked",
+        "numerical": ["hour", "price"],
+        "categorical": ["site", "device"],
+    }
+    dlrm.Dataset.from_arrow(read_csv(clicks), schema, dataset)
     data = open_datasets(DataConfig(dataset=str(dataset), batch_size=128))
 
     # A task joins a model, its loss and its metric.

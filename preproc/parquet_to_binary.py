@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts Parquet to NVIDIA's binary rows; NVIDIA's name for `dlrm convert-to-binary`."""
+"""Converts Parquet that Spark transformed to NVIDIA's binary rows."""
 
 import os
 import sys
@@ -14,7 +14,6 @@ end_while_imported(__name__)
 
 from dlrm.command_line import fail
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.convert_to_binary import main
 from dlrm.preproc.logs.options import DATASET
 from dlrm.settings import REQUIRED, setting
 
@@ -29,14 +28,14 @@ class ParquetConfig:
     parallel_jobs: int | None = setting(None, "number of processes, up to all cores")
 
 
-def _run(values: Values) -> int:
+def _run(values: Values) -> None:
+    from dlrm.preproc.convert_to_binary import convert
+
     source = values["src_dir"]
     if (source / DATASET).is_dir():
         fail(f"{source}: run_spark.sh wrote no Parquet but {source / DATASET} itself")
-    paths = [f"--source={source}", f"--output={values['dst_dir']}"]
     cores = os.cpu_count() or 1
-    jobs = min(values["parallel_jobs"] or cores, cores)
-    return main([*paths, "--output_format=binary", f"--cores={jobs}"])
+    convert(source, values["dst_dir"], min(values["parallel_jobs"] or cores, cores))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Records a function's operators on the CPU as a CUDA graph would record its launches.
 
 Recording changes no memory and refuses operators that wait for the device. A replay runs the same
-operators on the same memory with the same numbers: it does not compute host values again. As under
-capture, transfers between ranks, and the waits for them, are recorded without being made.
+operators on the same memory with the same numbers: it does not compute host values again.
 """
 
 import contextlib
 from unittest import mock
 
 import torch
-from torch._C._distributed_c10d import FakeWork, Work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -47,7 +45,7 @@ def _capturing():
 
 
 class OpRecorder:
-    """A `dlrm.train.cuda_graph.Recorder`.
+    """A `dlrm.train.cuda_graph.CudaRecorder`.
 
     Attributes:
         recordings: number made.
@@ -69,8 +67,6 @@ class OpRecorder:
             with _Recording() as recording:
                 result = function()
         recording.undo()
-        if recording.underway:
-            raise RuntimeError("a transfer is not waited for when the recording ends")
 
         def replay():
             self.replays += 1
@@ -83,12 +79,9 @@ class _Recording(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self._calls, self._before, self._made = [], {}, set()
-        self.underway = []  # transfers not yet waited for
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if op.namespace == "c10d":
-            return self._transfer(op, args, kwargs)
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         masks = op is _ATEN.index.Tensor and any(t.dtype == torch.bool for t in inputs[1:])
         if op in _WAITING or masks:
@@ -105,21 +98,6 @@ class _Recording(TorchDispatchMode):
         self._calls.append(lambda: _again(op, args, kwargs, replaced, outcome))
         return outputs
 
-    def _transfer(self, op, args, kwargs):
-        work = _RecordedWork(self._wait)
-        self.underway.append(work)
-
-        def start():
-            outputs = op(*args, **kwargs)
-            work.real = Work.unbox(outputs[-1] if isinstance(outputs, tuple) else outputs)
-
-        self._calls.append(start)
-        return work.boxed() if len(op._schema.returns) == 1 else (args[0], work.boxed())
-
-    def _wait(self, work):
-        self.underway.remove(work)
-        self._calls.append(work.finish)
-
     def _keep(self, tensor):
         memory = _memory(tensor)
         if memory not in self._made and memory not in self._before:
@@ -135,22 +113,6 @@ class _Recording(TorchDispatchMode):
     def replay(self):
         for call in self._calls:
             call()
-
-
-class _RecordedWork(FakeWork):
-    """Handle of a recorded transfer."""
-
-    def __init__(self, waited):
-        super().__init__()
-        self._waited = waited
-
-    def wait(self, *timeout):
-        self._waited(self)
-        return True
-
-    def finish(self):
-        """Waits for the transfer of a replay."""
-        self.real.wait()
 
 
 def _again(op, args, kwargs, replaced, outputs):

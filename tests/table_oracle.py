@@ -16,7 +16,7 @@ SPLITS = ("train", "test", "validation")
 WORD = (1 << 64) - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
-DIVIDE, KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
+DIVIDE, KEEP = 0x5EED_0001, 0x5EED_0002
 
 
 def splitmix64(seed, counter):
@@ -201,13 +201,6 @@ class Oracle:
         columns = {"label.bin": [bytes([self._is_positive(row)]) for row in rows]}
         numbers = [self._numbers(field_of(entry)) for entry in schema.get("numerical", ())]
         categorical = [field_of(entry) for entry in schema.get("categorical", ())]
-        crosses = [
-            {"column": cross.get("name", "_x_".join(cross["fields"])), **cross}
-            for cross in schema.get("crosses", ())
-        ]
-        for field in [*categorical, *crosses]:
-            for entry in field.get("encodings", ()):
-                numbers.append(self._encoded(field, entry, categorical))
         if numbers:
             columns["numerical.bin"] = [b"".join(cells) for cells in zip(*numbers, strict=True)]
         dictionaries = self._dictionaries(categorical)
@@ -218,7 +211,7 @@ class Oracle:
                 continue
             ids = (id_of(row[field["column"]]) for row in rows)
             columns[f"cat_{i}.bin"] = [struct.pack(f"<{code}", one) for one in ids]
-        for i, cross in enumerate(crosses, len(categorical)):
+        for i, cross in enumerate(schema.get("crosses", ()), len(categorical)):
             ids, code = self._crossed(cross, categorical)
             columns[f"cat_{i}.bin"] = [struct.pack(f"<{code}", one) for one in ids]
         if "weight" in schema:
@@ -235,50 +228,6 @@ class Oracle:
         if value is None or text_of(value) in self.missing_values:
             return None
         return None if float(value) in self.missing_numbers else float(value)
-
-    def _encoded(self, field, entry, categorical):
-        """Returns the bytes of an encoding of a field or cross."""
-        entry = {"kind": entry} if isinstance(entry, str) else entry
-        if "fields" in field:
-            keys = self._combined(field, categorical)[0]
-        else:
-            keys = [self._key(field, row[field["column"]]) for row in self.rows]
-        if entry["kind"] == "count":
-            counts = Counter(keys[i] for i in self.training)
-            values = [math.log1p(counts[key]) for key in keys]
-        else:
-            values = self._targets(keys, entry.get("folds", 5), entry.get("smoothing", 10))
-        rule = {"transform": "standardize", **entry}
-        rule["column"] = entry.get("name", f"{field['column']}_{entry['kind']}")
-        return self._transformed(rule, values)
-
-    def _targets(self, keys, folds, smoothing):
-        seed, values = self.division.get("seed", 0), []
-        rows = range(len(self.rows))
-        fold_of = [(splitmix64(seed + FOLD, i) >> 32) * folds >> 32 for i in rows]
-        weights = [Fraction(1)] * len(rows)
-        if "weight" in self.schema:
-            drawn = [
-                struct.unpack("<f", struct.pack("<f", float(r[self.schema["weight"]])))[0]
-                for r in self.rows
-            ]
-            weights = [Fraction(round(Fraction(weight) * 2**32), 2**32) for weight in drawn]
-
-        def share(chosen, prior, strength):
-            whole = sum(weights[i] for i in chosen)
-            positive = sum(weights[i] for i in chosen if self._is_positive(self.rows[i]))
-            if prior is None:
-                return float(positive) / float(whole) if whole else 0.5
-            below = float(whole) + strength
-            return (float(positive) + strength * prior) / below if below else prior
-
-        for i in rows:
-            fold = fold_of[i] if self.splits[i] == "train" else None
-            others = [k for k in self.training if fold_of[k] != fold]
-            mean = float(sum(weights[k] for k in others)) / len(others) if others else 0.0
-            same = [k for k in others if keys[k] == keys[i]]
-            values.append(share(same, share(others, None, None), smoothing * mean))
-        return values
 
     def _numbers(self, field):
         values = [self._number(row[field["column"]]) for row in self.rows]
@@ -364,7 +313,7 @@ class Oracle:
         spread = {key: key * 0x9E3779B97F4A7C15 & WORD for key in kept}
         kept.sort(key=lambda key: (-counts[key], texts[key], spread[key]))
         kept = kept[: cross.get("max_ids")]
-        name = cross["column"]
+        name = cross.get("name", "_x_".join(cross["fields"]))
         self.facts["dictionary", name] = [texts[key].decode() for key in kept]
         field = {"column": name, "hash_buckets": cross.get("buckets", 0)}
         id_of, code = self._ids(field, kept, lambda field, key: key)

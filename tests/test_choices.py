@@ -18,7 +18,6 @@ from dlrm.scripts.schema.flags import DraftConfig
 from dlrm.serving.network import platforms
 from dlrm.tasks import config
 from dlrm.train.checkpoints import nvidia
-from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVORS
@@ -34,7 +33,6 @@ NAMES = {
     "poolings of datasets": (choices.POOLINGS, bags.POOLINGS),
     "bins": ((choices.MAX_BINS,), (fields.MAX_BINS,)),
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
-    "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),

@@ -83,7 +83,10 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
     """Runs the README's commands for Adult with another seed; returns the held-out AUC."""
     directory.mkdir()
     shutil.copy(shared_data / "adult" / "adult.data", directory / "adult.data")
-    for words in documented_commands("Your own CSV"):
+    header, drafting, *others = shell_block("Your own CSV")
+    run(["bash", "-ec", header], directory)
+    run(shlex.split(drafting, comments=True), directory)
+    for words in map(shlex.split, others):
         given = ["--base_device=cpu", *flags] if words[:2] == ["dlrm", "train"] else []
         run([*words, f"--seed={seed}", *given], directory)
     return summary(directory)["test_auc"]

@@ -308,7 +308,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         A column that is both a number and an id has the sum of its two fields.
         """
         schema, lost = self.schema_, dict.fromkeys(self._names, 0.0)
-        numbers = [field.column for field in schema.numerical_features]
+        numbers = [field.column for field in schema.numerical]
         column_of = dict(zip(schema.numerical_names, numbers, strict=True))
         for one in self.model_.importance(self._sample):
             lost[column_of.get(one.field, one.field)] += one.auc_lost

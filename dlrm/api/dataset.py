@@ -130,9 +130,8 @@ class Dataset:
             verbose: print the stages.
             options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-                `max_bad_lines` and `report` (no report is written by default); and `extend`, `day`,
-                `candidates`, `half_life`, `admission_probability` and `numerics`, for days that
-                extend the dictionaries of earlier ones.
+                `max_bad_lines` and `report` (no report is written by default); and `extend` and
+                `numerics`, for rows that extend the dictionaries of an earlier dataset.
 
         Raises:
             TypeError: an unknown option.

@@ -49,7 +49,7 @@ class ProgressBar:
     ) -> None:
         self._bar.close()
 
-    def beat(self, step: int) -> None:
+    def move_to(self, step: int) -> None:
         """Moves the bar to a step."""
         self._bar.update(step - self._bar.n)
 

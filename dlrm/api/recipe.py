@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
-from dlrm.model.config import FUSED_TYPES
 from dlrm.model.layers.choices import QUADRATIC
 from dlrm.train.schedule import OF_NVIDIA
 
@@ -47,7 +46,6 @@ class DatasetFacts(NamedTuple):
         table_sizes: rows of the table of each categorical field.
         click_rate: share of the rows with label 1.
         field_tables: number of each field's table; None is a table of its own for each.
-        widest: the most columns that the dataset gives a table, or 0 if it gives none.
     """
 
     rows: int
@@ -55,7 +53,6 @@ class DatasetFacts(NamedTuple):
     table_sizes: tuple[int, ...]
     click_rate: float
     field_tables: tuple[int, ...] | None = None
-    widest: int = 0
 
     @classmethod
     def from_dataset(cls, train: ClickDataset) -> "DatasetFacts":
@@ -75,8 +72,7 @@ class DatasetFacts(NamedTuple):
                 "--recipe auto: expected training rows of both classes, got label "
                 f"{rate:g} in all {rows:,}"
             )
-        widest = max((dim or 0 for dim in train.field_dims or ()), default=0)
-        fields = tuple(train.table_sizes), rate, train.field_tables, widest
+        fields = tuple(train.table_sizes), rate, train.field_tables
         return cls(rows, train.num_numerical, *fields)
 
     def __str__(self) -> str:
@@ -127,7 +123,7 @@ def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> s
 
 
 def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-    dim = _dim(facts, given, 128)
+    dim = _dim(given, 128)
     return {
         "epochs": 1,
         "embedding_dim": dim,
@@ -151,11 +147,10 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     chosen = {
         "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
         "epochs": epochs,
-        "embedding_dim": _dim(facts, given, 16),
+        "embedding_dim": _dim(given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
         "embedding_l2": embedding_l2(rows),
-        "embedding_type": "joint_fused",
         "schedule": "linear",
         "warmup": 0.05,
     }
@@ -178,10 +173,10 @@ def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
     return given.get("placement", "balanced") not in _DIVIDES_NOTHING
 
 
-def _dim(facts: DatasetFacts, given: Mapping[str, Any], least: int) -> int:
-    """Returns the given width, or the least one, or that of the widest table if it is wider."""
+def _dim(given: Mapping[str, Any], usual: int) -> int:
+    """Returns the given width, or the usual one."""
     sizes = given.get("bottom_mlp_sizes")
-    return given.get("embedding_dim") or (sizes[-1] if sizes else max(least, facts.widest))
+    return given.get("embedding_dim") or (sizes[-1] if sizes else usual)
 
 
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -192,10 +187,7 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     by_step = any(name in given for name in OF_NVIDIA)
     refused = {
         "embedding_l2": (
-            given.get("embedding_type", "joint_fused") not in FUSED_TYPES
-            or given.get("freeze_embeddings", False)
-            or given.get("cuda_graphs", False)
-            or shrinks >= 1
+            given.get("freeze_embeddings", False) or given.get("cuda_graphs", False) or shrinks >= 1
         ),
         "weight_decay": given.get("freeze_mlps", False),
         "dropout": (
@@ -208,7 +200,7 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     }
     names = [name for name, is_refused in refused.items() if is_refused]
     if "embedding_l2" in {*names, *given}:
-        names += [] if given.get("embedding_l2") else ["embedding_type", "embedding_l2_mode"]
+        names += [] if given.get("embedding_l2") else ["embedding_l2_mode"]
     return names
 
 

@@ -86,8 +86,8 @@ def run(
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
         options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-            `max_bad_lines` and `report`; and `extend`, also a URI, `day`, `candidates`, `half_life`
-            and `numerics`, for days that extend the dictionaries of earlier ones.
+            `max_bad_lines` and `report`; and `extend`, also a URI, and `numerics`, for rows
+            that extend the dictionaries of an earlier dataset.
 
     Returns:
         The dataset, which `dlrm.fit` and `dlrm train --dataset` read.

@@ -59,7 +59,7 @@ from dlrm.train.trainer import Trainer
 
 _OF_THE_COMMAND = {
     *("dataset", "dataset_type", "num_numerical_features"),
-    *("base_device", "backend", "rank_timeout"),
+    *("base_device", "backend"),
     *("log_format", "verbose", "profile", "log_path", "tensorboard", "mlflow", "deterministic"),
     *settings_of(ClickCheckpointConfig),
 }
@@ -70,7 +70,7 @@ SETTINGS = tuple(
     if name not in _OF_THE_COMMAND and not name.startswith("synthetic_")
 )
 # Settings of a continued training.
-OF_CONTINUING = ("continue_lr", "evict_unseen_days")
+OF_CONTINUING = ("continue_lr",)
 
 
 def fit(
@@ -370,14 +370,13 @@ def _trained(
             trainer = Trainer(
                 log=log,
                 checkpoints=checkpoints,
-                beat=bar.beat,
+                after_step=bar.move_to,
                 callbacks=bar.watching(watch.callbacks),
                 **run.trainer_arguments(datasets.train),
             )
             if continued is not None:
                 log.line(run.begin_where_another_ended(trainer))
                 if checkpoints is not None:
-                    checkpoints.tensors = run.tensors
                     checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
             results = trainer.fit(*run.batches(datasets))
         roles = trainer.roles

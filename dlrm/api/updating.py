@@ -63,7 +63,7 @@ def update(
         metrics, on_test, on_step, progress, verbose, save_checkpoint_path, base_device: see
             `dlrm.fit`.
         settings: see `dlrm.fit`; also `continue_lr`, of which `"schedule"` continues with the
-            schedule and `"constant"` keeps `lr`, and `evict_unseen_days`.
+            schedule and `"constant"` keeps `lr`.
 
     Raises:
         TypeError: an unknown setting.

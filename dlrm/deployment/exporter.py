@@ -28,7 +28,7 @@ from dlrm.metrics.clicks import click_metrics
 from dlrm.remote.cache import with_uris
 from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load
-from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.exportable import Exportable, example_like
 from dlrm.serving.network.platforms import Score
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
@@ -316,7 +316,7 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     """Writes a version and compares it with the checkpoint; returns the report as lines."""
     _write_facts(directory, export)
     serving, inputs = export.serving, export.reference.inputs
-    module = exportable(
+    module = Exportable(
         export.predictor.model,
         export.tables,
         serving.options.output_kind == "probability",

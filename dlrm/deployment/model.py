@@ -8,12 +8,16 @@ imports beside it.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     """An instance of a version of the model."""
+
+    _answer: Any
+    _outputs: Any
 
     def initialize(self, args):
         directory = Path(args["model_repository"], args["model_version"])
@@ -28,8 +32,8 @@ class TritonPythonModel:
             from dlrm.serving.server.scorer import Scorer
 
             threads = int(config["parameters"]["threads"]["string_value"])
-            self._answer = Scorer(directory, max_rows(config), threads)
-            self._reader = self._answer.reader
+            scorer = Scorer(directory, max_rows(config), threads)
+            self._reader, self._answer = scorer.reader, scorer.__call__
             self._outputs = lambda scores: {"output__0": scores}
         else:
             self._reader = Reader(directory, max_rows(config))

@@ -36,7 +36,7 @@ _SCRIPT = "model.py"  # of the python backend, in this directory and in a versio
 
 
 class Serving(NamedTuple):
-    """How a model is served.
+    """Describes the serving of a model.
 
     Attributes:
         options: flags of the exporter.

@@ -147,19 +147,19 @@ def measure(
     Raises:
         InferenceServerException: the server refuses a request; no further ones are sent.
     """
-    scores, labels, seconds, started = [], [], [], time.perf_counter()
+    scores, seconds, started = [], [], time.perf_counter()
+    labels: list[np.ndarray] = []
     for batch in batches:
         began = time.perf_counter()
         scores.append(server.score(batch))
         seconds.append(time.perf_counter() - began)
-        labels.append(batch.labels)
+        labels += [] if batch.labels is None else [batch.labels]
     if not scores:
         raise ValueError("expected rows to send, got none (--input)")
     rows, wall, latency = sum(map(len, scores)), time.perf_counter() - started, Latency.of(seconds)
-    percentiles = (1e3 * value for value in (latency.p50, latency.p95, latency.p99))
-    figures = Figures(len(scores), rows, *percentiles, rows / wall)
-    known = None if labels[0] is None else np.concatenate(labels)
-    return figures, np.concatenate(scores), known
+    p50, p95, p99 = (1e3 * value for value in (latency.p50, latency.p95, latency.p99))
+    figures = Figures(len(scores), rows, p50, p95, p99, rows / wall)
+    return figures, np.concatenate(scores), np.concatenate(labels) if labels else None
 
 
 def _batches(options: "ClientConfig") -> Iterator[Batch]:

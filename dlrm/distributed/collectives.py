@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm import step_clock
 from dlrm.distributed.world import World
 
 T = TypeVar("T")
@@ -24,34 +23,6 @@ def all_sum(tensor: Tensor, world: World) -> Tensor:
     if world.size > 1:
         dist.all_reduce(tensor, group=world.group)
     return tensor
-
-
-def gather_rows(tensor: Tensor, world: World) -> Tensor:
-    """Returns the rows of every rank's tensor, in the order of the ranks, on every rank.
-
-    Args:
-        tensor: `[rows, ...]`, contiguous; ranks may differ only in the number of rows.
-    """
-    if world.size == 1:
-        return tensor
-    counts = torch.zeros(world.size, dtype=torch.int64, device=tensor.device)
-    counts[world.rank] = len(tensor)
-    all_sum(counts, world)
-    parts = [tensor.new_empty(count, *tensor.shape[1:]) for count in counts.tolist()]
-    parts[world.rank] = tensor
-    transfers = []
-    for rank, part in enumerate(parts):
-        if rank != world.rank:
-            for way, rows in ((dist.isend, tensor), (dist.irecv, part)):
-                if rows.numel():
-                    data = rows.view(torch.uint8)
-                    transfers.append(
-                        dist.P2POp(way, data, group=world.group, tag=1, group_peer=rank)
-                    )
-    with step_clock.part(step_clock.EXCHANGE):
-        for pending in dist.batch_isend_irecv(transfers) if transfers else []:
-            pending.wait()
-    return torch.cat(parts)
 
 
 def gather(value: T, world: World) -> list[T]:
@@ -113,11 +84,6 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(names[rank] for rank in failed)}"
     kind = next(kind for kind in errors if isinstance(mine, kind))
     raise kind(f"{ranks}: {mine}") from mine
-
-
-def rank_names(world: World) -> list[str]:
-    """Returns "rank <r>" for each rank, with its host if there are several; all ranks call it."""
-    return [f"rank {name}" for name in _with_hosts(gather(socket.gethostname(), world))]
 
 
 def _with_hosts(hosts: Sequence[str]) -> list[str]:

@@ -18,7 +18,8 @@ T = TypeVar("T")
 # The number of processes that mpirun or srun has started, in the order in which the names count.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _JOIN_SECONDS = 600.0  # to wait for missing processes
-_store: dist.Store | None = None  # through which the ranks found each other
+# Longest wait in a collective: one rank may write or read files while the others wait.
+_TIMEOUT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Pipelines:
     parts: World
 
 
-def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipelines:
+def pipelines(world: World, parts: int = 1) -> Pipelines:
     """Divides the processes into pipelines of `parts` adjacent ranks; all ranks call it.
 
     Args:
@@ -81,9 +82,7 @@ def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipeline
     ranks = torch.arange(world.size).view(-1, parts)
     found = []
     for groups, place in ((ranks.T, world.rank // parts), (ranks, world.rank % parts)):
-        own, _ = dist.new_subgroups_by_enumeration(
-            groups.tolist(), timeout=timedelta(seconds=10 * timeout)
-        )
+        own, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=_TIMEOUT)
         found.append(World(place, groups.shape[1], world.device, own))
     return Pipelines(world, *found)
 
@@ -162,14 +161,12 @@ def _check_alone(environment: Mapping[str, str]) -> None:
     )
 
 
-def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> World:
+def join_world(device: str, backend: str = "nccl") -> World:
     """Joins the processes that a launcher has started; without one, this process is alone.
 
     Args:
         device: "cpu", or "cuda", where each process of a machine takes a device of its own.
         backend: backend for tensors on CUDA; those on the CPU use gloo.
-        timeout: seconds after which a rank counts as hung (`dlrm.train.watchdog`), a tenth of the
-            limit of a transfer: one rank may write while the others wait.
 
     Raises:
         ValueError: the launcher's variables contradict each other, two processes share a device,
@@ -183,19 +180,17 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         return World(device=device)
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)
-    wait = timedelta(seconds=min(timeout, _JOIN_SECONDS))
-    patience = timedelta(seconds=10 * timeout)  # the watchdog reports hung ranks earlier
+    wait = timedelta(seconds=_JOIN_SECONDS)
     try:
-        global _store
-        _store = _meet(_connect(found, wait), found, wait)
+        store = _meet(_connect(found, wait), found, wait)
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,cuda:{backend}",
-            store=dist.PrefixStore("group", _store),
+            store=dist.PrefixStore("group", store),
             rank=found.rank,
             world_size=found.size,
-            timeout=patience,
+            timeout=_TIMEOUT,
         )
-        gradients = dist.new_group(timeout=patience)
+        gradients = dist.new_group(timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
@@ -282,12 +277,6 @@ def _own_cuda_device(device: str, found: Launch) -> str:
         )
     torch.cuda.set_device(found.local_rank)
     return f"cuda:{found.local_rank}"
-
-
-def clone_store() -> dist.Store:
-    """Returns a new connection, for a thread, to the store through which the ranks communicate."""
-    assert _store is not None, "of a world that was joined"
-    return dist.PrefixStore("watch", _store.clone())  # type: ignore[attr-defined]
 
 
 def shutdown(world: World, seconds: float | None = None) -> None:

@@ -36,8 +36,7 @@ from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
-from dlrm.train.config import PrecisionConfig
-from dlrm.train.execution import ExecutionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer

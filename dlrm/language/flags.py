@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dlrm.flags import Values
 from dlrm.language.config import BertConfig
-from dlrm.language.data.config import DATA_FORMATS, VocabularyConfig
+from dlrm.language.data.config import VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting
@@ -40,7 +40,7 @@ class TextRunConfig:
     )
     dataset: str | None = setting(
         None,
-        "Pre-training: shards written by dlrm prepare-text, or HDF5 or PopART files; "
+        "Pre-training: HDF5 files of dlrm prepare-text, or of NVIDIA's or Habana's programs; "
         "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
         "dev.tsv (mrpc), or one file",
         topic="Data",
@@ -59,9 +59,6 @@ class TextRunConfig:
         "or --test_dataset is given, generated in --mode inference_benchmark",
         topic="Data",
         choices=DATA,
-    )
-    data_format: str = setting(
-        "auto", "Format of pre-training data", topic="Data", choices=DATA_FORMATS
     )
     pad_to_seq_length: bool = setting(
         False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
@@ -179,7 +176,7 @@ ARCHITECTURE = architecture_of(BertConfig)
 # Flags of the network's input, which an evaluation takes from the checkpoint.
 INPUT = (
     *("task", "vocab_file", "lower_case", "max_seq_length", "max_predictions_per_seq"),
-    *("doc_stride", "max_query_length", "unknown_id", "precision", "half_dtype"),
+    *("doc_stride", "max_query_length", "unknown_id", "amp", "amp_dtype"),
 )
 
 

@@ -58,10 +58,10 @@ def graphcore(task: str, size: str, phase: int) -> dict[str, Any]:
         "attention_bias": False,
         "norm_eps": 1e-3,
         "attention_dropout": 0.0,
-        "precision": "16.16",
+        "amp": True,
     }
-    if task != "pretrain":  # by AdamW, whose moments need 32 bits
-        return google(task, size, phase) | common | {"precision": "16.32"}
+    if task != "pretrain":
+        return google(task, size, phase) | common
     scale = 64.0 if size == "large" else 512.0 if phase == 1 else 128.0
     return common | {
         **_sequences(phase, 384, 56),

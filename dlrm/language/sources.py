@@ -5,16 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
-from dlrm.language.data import layout as text_layout
 from dlrm.language.data.generated import GeneratedText
 from dlrm.language.data.loader import TextBatch, TextLoader, TextSource
 from dlrm.language.data.pairs import SentencePairs
 from dlrm.language.data.squad import SquadFeatures, read_squad
 from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
-from dlrm.language.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining.dataset import known_vocab_size, open_pretraining
 
 FILES = {  # files in a directory: training and test rows
     "squad": ("train-v1.1.json", "dev-v1.1.json"),
@@ -88,8 +86,7 @@ def _opener(
 ) -> tuple[Callable[[str], TextSource], Values]:
     """Returns a function that opens rows of the task, and the values with the vocabulary's size."""
     if values["task"] == "pretrain":
-        if not vocab_is_fixed and Path(path, MANIFEST).is_file():
-            size = text_layout.read_text_manifest(Path(path), values["allow_links"])["vocab_size"]
+        if not vocab_is_fixed and (size := known_vocab_size(path)):
             values = values.filled({"vocab_size": size})
         return lambda path: _pretraining(values, path), values
     if not values["vocab_file"]:
@@ -121,13 +118,11 @@ def _pairs(path: str, tokenizer: Tokenizer, length: int) -> TextSource:
 def _pretraining(values: Values, path: str) -> TextSource:
     """Opens pre-training rows; sizes that are not given are those of the files, if known."""
     flags = {"max_seq_length": "max_seq_length", "max_predictions": "max_predictions_per_seq"}
-    unsaid = values["data_format"] == "popart"
     sizes: dict[str, Any] = {
-        name: values[flag] for name, flag in flags.items() if unsaid or flag in values.given
+        name: values[flag] for name, flag in flags.items() if flag in values.given
     }
     return open_pretraining(
         path,
-        values["data_format"],
         pad_to_seq_length=values["pad_to_seq_length"],
         vocab_size=values["vocab_size"],
         unknown_id=values["unknown_id"],

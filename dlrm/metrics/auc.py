@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.distributed import OtherRankError, World, from_first, gather, gather_rows
+from dlrm.distributed import OtherRankError, World, from_first, gather
 
 _NEEDLES = 1 << 14  # looked up at once, so that the searched range stays in the cache
 
@@ -50,7 +50,7 @@ def roc_auc(
     sides[:] = [side.to(dtype) for side in sides]
     if world.size > 1:
         rarer = int(num_positives < num_negatives)
-        sides[rarer] = _sort(gather_rows(sides[rarer], world), runs=True)
+        sides[rarer] = _sort(_united(sides[rarer], world), runs=True)
     ordered = sum(gather(ordered_pairs(*sides), world))
     return ordered / (2 * num_negatives * num_positives)
 
@@ -142,6 +142,11 @@ def _sort(scores: Tensor, runs: bool = False) -> Tensor:
     return scores
 
 
+def _united(values: Tensor, world: World) -> Tensor:
+    """Returns the rows of all ranks, in the order of the ranks."""
+    return torch.cat(gather(values.cpu(), world)).to(values.device)
+
+
 def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World) -> float:
     """Returns `roc_auc` of weighted rows."""
     problem, scores, sums = _added_up(scores, labels, weights)
@@ -152,7 +157,7 @@ def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World)
         return math.nan
     if world.size > 1:
         scores = scores.to(max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize))
-        scores, sums = _by_score(gather_rows(scores, world), gather_rows(sums, world))
+        scores, sums = _by_score(_united(scores, world), _united(sums, world))
     sums = sums.cpu()  # a GPU would sum in a varying order
     below = sums[:, 0].cumsum(0) - sums[:, 0] / 2
     area = float(below @ sums[:, 1]) / (negatives * positives)

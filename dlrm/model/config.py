@@ -1,6 +1,5 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from dlrm.distributed.placement import Placement
 
 EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda")
-FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = ("fp32", "bf16")
 EMBEDDING_INITS = ("uniform", "normal")
 _OWN_FLAGS = {  # of an interaction
@@ -47,8 +45,6 @@ class DLRMConfig:
             fields, from 0. None is a table of its own for each field.
         field_targets: for each field whose pooling is attention, the field of its candidate, which
             has the same table; None for others.
-        field_dims: columns of each field's table, at most `embedding_dim`, to which vectors of
-            fewer are projected. None, for one field or for all, is `embedding_dim`.
     """
 
     table_sizes: tuple[int, ...]
@@ -85,10 +81,10 @@ class DLRMConfig:
     )
     embedding_type: str = setting(
         "joint_fused",
-        "joint_fused: native lookup and update; joint_sparse: native lookup, optimizer of "
-        "torch.optim; joint: one nn.Embedding for all tables; multi_table: one nn.Embedding per "
-        "table; custom_cuda: the same as joint_fused",
+        "Layout of the tables in NVIDIA's program. All names stand for one layout: a process has "
+        "its tables in one weight, with native lookup and update",
         choices=EMBEDDING_TYPES,
+        resumable=True,
     )
     pooling: str = setting(
         "sum",
@@ -99,7 +95,6 @@ class DLRMConfig:
     table_poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     field_targets: tuple[int | None, ...] | None = None
-    field_dims: tuple[int | None, ...] | None = None
     attention_hidden: int = setting(
         36,
         "Neurons of the activation unit that weighs the items of a list with pooling: attention",
@@ -110,7 +105,7 @@ class DLRMConfig:
     embedding_dtype: str = setting(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
-        "bits of the float32 values, so updates stay exact; needs --embedding_type joint_fused",
+        "bits of the float32 values, so updates stay exact",
         choices=EMBEDDING_DTYPES,
         architecture=True,
     )
@@ -232,11 +227,6 @@ class DLRMConfig:
         self._check_parts()
         self._check_poolings()
         self._check_tables()
-        if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
-            raise ValueError(
-                f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
-                f"{self.embedding_type}: torch.optim would round every update"
-            )
         if self.max_table_size is not None and not self.hash_indices:
             raise ValueError(
                 f"--max_table_size {self.max_table_size} needs --hash_indices: ids above it would "
@@ -245,7 +235,6 @@ class DLRMConfig:
         for flag in ("bottom_mlp_sizes", "top_mlp_sizes"):
             if not getattr(self, flag):
                 raise ValueError(f"--{flag}: expected one size or more")
-        self._check_dims()
         if self.bottom_mlp_sizes[-1] != self.embedding_dim:
             raise ValueError(
                 f"--bottom_mlp_sizes {_listed(self.bottom_mlp_sizes)}: the last size must equal "
@@ -299,45 +288,6 @@ class DLRMConfig:
                     f"field_targets: field {field}: expected another field of table "
                     f"{self.tables[field]}, which is not attended, got {target}"
                 )
-
-    def _check_dims(self) -> None:
-        said = self.field_dims or (None,) * len(self.table_sizes)
-        if len(said) != len(self.table_sizes):
-            raise ValueError(
-                f"field_dims: expected a number or None for each of {len(self.table_sizes)} "
-                f"fields, got {len(said)}"
-            )
-        of_tables: dict[int, int] = {}
-        for field, (table, own) in enumerate(zip(self.tables, said, strict=True)):
-            dim = own or self.embedding_dim
-            if not 1 <= dim <= self.embedding_dim or of_tables.setdefault(table, dim) != dim:
-                raise ValueError(
-                    f"field_dims: field {field}: expected from 1 to --embedding_dim "
-                    f"{self.embedding_dim}, the same for all fields of a table, got {own}"
-                )
-        for field in self.attended:
-            if self.table_dims[self.tables[field]] != self.embedding_dim:
-                raise ValueError(
-                    f"field_dims: field {field}: expected --embedding_dim {self.embedding_dim} of "
-                    f"a list with pooling: attention, got {said[field]}"
-                )
-        if self.has_narrow_tables and self.embedding_type not in FUSED_TYPES:
-            raise ValueError(
-                f"--embedding_type {self.embedding_type}: expected joint_fused, since fields of "
-                "the dataset have an embedding_dim of their own"
-            )
-
-    @property
-    def table_dims(self) -> tuple[int, ...]:
-        """Returns the columns of each table."""
-        said = self.field_dims or (None,) * len(self.table_sizes)
-        of_tables = dict(zip(self.tables, said, strict=True))
-        return tuple(of_tables[table] or self.embedding_dim for table in range(len(of_tables)))
-
-    @property
-    def has_narrow_tables(self) -> bool:
-        """Returns whether tables have fewer columns than `embedding_dim`."""
-        return any(dim < self.embedding_dim for dim in self.table_dims)
 
     @property
     def attended(self) -> dict[int, int]:
@@ -406,56 +356,19 @@ class DLRMConfig:
         of_tables = (sizes[table] for table in range(len(sizes)))
         return tuple(size if limit is None else min(size, limit) for size in of_tables)
 
-    def table_names(self, fields: Sequence[str]) -> list[str]:
-        """Returns the name of each table, that of its field or of its fields, given all names."""
-        pairs = [*zip(self.tables, fields, strict=True)]
-        of_tables = range(len(self.embedding_rows))
-        return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
-
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes."""
         from dlrm.distributed.placement import Placement  # which has torch
 
         rows, dim = self.embedding_rows, self.embedding_dim
-        divided = set[int]()
-        if self.placement == AUTO and self.embedding_type in FUSED_TYPES:
+        sharded = set[int]()
+        if self.placement == AUTO:
             attended = {self.tables[field] for field in self.attended}
-            divided = {*larger_than_a_share(rows, num_ranks)} - attended
-        whole = [table for table in range(len(rows)) if table not in divided]
+            sharded = {*larger_than_a_share(rows, num_ranks)} - attended
+        whole = [table for table in range(len(rows)) if table not in sharded]
         places = place_tables([rows[table] for table in whole], num_ranks, self.placement)
         by_rank = [[whole[place] for place in own] for own in places]
-        return Placement.of_tables(rows, dim, by_rank, divided, self.table_dims)
-
-
-def check_dims(
-    names: Sequence[str],
-    dims: Sequence[int | None] | None,
-    poolings: Sequence[str | None] | None,
-    embedding_dim: int,
-) -> None:
-    """Refuses columns of tables that do not suit the interaction, by the names of their fields.
-
-    Args:
-        names: names of the categorical fields.
-        dims, poolings: of the dataset, as `DLRMConfig.field_dims` and `table_poolings`.
-        embedding_dim: the width of the interaction.
-
-    Raises:
-        ValueError: the message names the first such field.
-    """
-    for name, dim, pooling in zip(names, dims or (), poolings or [None] * len(names), strict=False):
-        if dim is not None and dim > embedding_dim:
-            raise ValueError(
-                f"categorical field {name}: embedding_dim {dim}: expected at most --embedding_dim "
-                f"{embedding_dim}, the width of the interaction; write embedding_dim: "
-                f"{embedding_dim} or less in the schema, or train with --embedding_dim {dim}"
-            )
-        if dim not in (None, embedding_dim) and pooling == ATTENTION:
-            raise ValueError(
-                f"categorical field {name}: embedding_dim {dim}: expected --embedding_dim "
-                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out at "
-                f"all fields of its table, or train with --embedding_dim {dim}"
-            )
+        return Placement.of_tables(rows, dim, by_rank, sharded)
 
 
 # Fields that a checkpoint determines; all others follow the data set, or change no prediction.

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
 from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING
@@ -19,11 +18,10 @@ from dlrm.model.layers.mlp import MLP
 from dlrm.model.layers.numerical import bottom_mlp
 from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import Adapters, mean_of_members
-from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Members, Score, make_scores
-from dlrm.model.tables.joint import LookUp
-from dlrm.model.tables.layout import Attended, Bags, TableParameters, Tables
+from dlrm.model.tables.joint import JointEmbedding, LookUp, TableParameters
+from dlrm.model.tables.layout import Attended, Bags
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
@@ -32,7 +30,7 @@ from dlrm.step_clock import LOOKUP, part
 class DLRM(nn.Module):
     """Bottom MLP and embeddings, their interaction, top MLP, and the options of `DLRMConfig`.
 
-    With several processes each holds whole tables, or pieces of tables, and looks them up for the
+    With several processes each holds whole tables, or shards of tables, and looks them up for the
     global batch; the processes exchange the vectors while the bottom MLP runs on their own samples.
 
     Args:
@@ -43,13 +41,10 @@ class DLRM(nn.Module):
             the last layer and the logits are always float32.
         seed: seed of the initial values, which depend only on it and on the parameter's name.
         optimized_mlp: run `ops.mlp`, see `dlrm.model.layers.mlp.MLP`; the parameters are the same.
-        placement: placement of the tables; None follows `config`.
         files: directory for the tables' files, see `mapped_zeros`; None keeps them in memory.
 
     Attributes:
         fields_by_rank: the categorical fields whose ids each process takes.
-        own_samples_only: fields for which this process takes only the ids of its own samples.
-        projections: the matrices of tables with fewer columns than the interaction, or None.
         attention: the activation unit of each attended list, by number of its field.
         numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
@@ -60,7 +55,7 @@ class DLRM(nn.Module):
             `interact`, `cross`, `top_mlp` and `output`.
 
     Raises:
-        ValueError: `batch_norm` with several processes, or a placement that does not fit.
+        ValueError: `batch_norm` with several processes.
     """
 
     def __init__(
@@ -70,7 +65,6 @@ class DLRM(nn.Module):
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         optimized_mlp: bool = True,
-        placement: Placement | None = None,
         files: str | None = None,
     ):
         super().__init__()
@@ -82,12 +76,10 @@ class DLRM(nn.Module):
         if torch.get_default_device().type == "meta":  # as torch's own modules
             world = replace(world, device="meta")
         self.config, self.dtype = config, dtype
-        self.placement = placement or config.placed(world.size)
-        of_fields = self.placement.of_fields(config.tables)
-        self.world, self.fields_by_rank = world, of_fields.tables_by_rank()
-        self.own_samples_only = of_fields.replicated_alone(world.rank)
+        self.world, self.placement = world, config.placed(world.size)
+        self.fields_by_rank = self.placement.fields_by_rank(config.tables)
         self.embeddings = make_tables(config, self.placement, world, seed, files)
-        self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
+        self.wide = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
             self._make_buffers()
             self._make_network(seed, optimized_mlp)
@@ -113,27 +105,25 @@ class DLRM(nn.Module):
 
     def _make_network(self, seed: int, optimized_mlp: bool) -> None:
         """Makes everything but the tables, on torch's default device."""
-        config, dim = self.config, self.config.embedding_dim
+        config = self.config
         inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
-        self.projections: Projections | None = None
-        if config.has_narrow_tables:
-            dims = [config.table_dims[table] for table in config.tables]
-            self.projections = Projections(dims, config.tables, dim, seed)
-        self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
+        self.attention = TargetAttention(
+            config.attended, config.embedding_dim, config.attention_hidden, seed
+        )
         self.numerical_embedding = _numerical_embedding(config, seed)
         self.scores = make_scores(config, self.bottom_mlp.num_vectors, seed, *options)
         self.adapters: Adapters | None = None
-        score: Score | Members = self.scores[0]
         if config.kinds:
-            self.members = score = Members(self.scores)
+            self.members = Members(self.scores)
         else:
             (only,) = self.scores
             self.interact, self.cross, self.top_mlp = only.interact, only.cross, only.top_mlp
             self.output, self.adapters = only.output, only.adapters
-        self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
-        if self.numerical_embedding is not None:
-            self._parts.append(self.numerical_embedding)
+
+    @property
+    def _score(self) -> "Score | Members":
+        return self.members if self.config.kinds else self.scores[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -189,9 +179,9 @@ class DLRM(nn.Module):
             embeddings, added = self._received(numerical, received)
             logits = ops.network(numerical.float(), embeddings, *as_one)
             return logits if added is None else logits + added
-        bottom_mlp, score, *_ = self._parts
-        dense = bottom_mlp(numerical)
+        dense = self.bottom_mlp(numerical)
         embeddings, added = self._received(numerical, received)
+        score = self._score
         logits = score(dense, embeddings)
         if self.training and self.config.self_ensemble:
             passes = torch.stack([logits, score(dense, embeddings)], -1)
@@ -267,13 +257,11 @@ class DLRM(nn.Module):
         self, numerical: Tensor, received: Sequence[Callable[[], Tensor]]
     ) -> tuple[Tensor, Tensor | None]:
         """Waits for vectors; returns those of all fields, and the wide term's logits, if any."""
-        _, _, *fields = self._parts
-        vectors = [embed(numerical).to(self.dtype) for embed in fields]
+        numbers = self.numerical_embedding
+        vectors = None if numbers is None else numbers(numerical).to(self.dtype)
         embeddings, *weights = (wait() for wait in received)
-        if self.projections is not None:
-            embeddings = self.projections(embeddings)
-        if vectors:
-            embeddings = torch.cat([*vectors, embeddings], 1)
+        if vectors is not None:
+            embeddings = torch.cat([vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
 
     def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
@@ -281,7 +269,7 @@ class DLRM(nn.Module):
 
         With several processes they do: the bottom MLP runs while vectors are exchanged.
         """
-        bottom, score, *_ = self._parts
+        bottom, score = self.bottom_mlp, self._score
         if self.world.size > 1:
             return None
         if not isinstance(bottom, MLP) or not isinstance(score, Score):
@@ -343,18 +331,8 @@ class DLRM(nn.Module):
         return bags._replace(weights=weights, pooling="sum")
 
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
+        """Returns the rows of the joint table that a batch looks up; see `JointEmbedding.rows`."""
         return self.embeddings.rows(Bags(self._hashed(categorical, lengths), lengths))
-
-    def rows_by_weight(
-        self, categorical: Tensor, lengths: Tensor | None = None
-    ) -> dict[Tensor, Tensor]:
-        """Returns the rows of each weight of tables that a batch looks up."""
-        bags = Bags(self._hashed(categorical, lengths), lengths)
-        if self.placement.dims:
-            return {k: v for one in self._all_tables() for k, v in one.rows_by_weight(bags).items()}
-        rows = self.embeddings.rows(bags)  # those of the wide term, too
-        return {weight: rows for weight, _ in self.table_parameters()}
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
         """Returns ids, modulo the rows of their table with `hash_indices`."""
@@ -367,29 +345,18 @@ class DLRM(nn.Module):
             rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
         return categorical.remainder(rows)
 
-    def run_parts(self, run: Callable[[Any], Callable[..., Tensor]]) -> None:
-        """Replaces the bottom MLP, the numerical embedding, and the interaction with the top MLP.
-
-        Look-ups and the exchange are unchanged: their operators report bad ids, send in the
-        background, and return gradients in the dtype that the tables' optimizers take.
-
-        Args:
-            run: takes a part and returns a callable that replaces it, with the same weights.
-        """
-        self._parts = [run(part) for part in self._parts]
-
     def table_parameters(self) -> TableParameters:
-        """Returns the parameters that hold tables; see `Tables.table_parameters`.
+        """Returns the parameters that hold tables; see `JointEmbedding.table_parameters`.
 
         The wide weights of table i are table `number of tables + i`, of one column.
         """
         return [one for tables in self._all_tables() for one in tables.table_parameters()]
 
     def one_row_each(self) -> dict[Tensor, list[int]]:
-        """Returns the rows of the tables of some weights; see `Tables.one_row_each`."""
+        """Returns the rows of the tables of some weights; see `JointEmbedding.one_row_each`."""
         return {k: v for one in self._all_tables() for k, v in one.one_row_each().items()}
 
-    def _all_tables(self) -> list[Tables]:
+    def _all_tables(self) -> list[JointEmbedding]:
         return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
 
     def interaction_widths(self) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from dlrm.ops.attended_bag import (
     ActivationUnits,
     attended_bag,
     attended_bag_reference,
-    attended_sum,
     item_weights,
 )
 from dlrm.ops.dense_adam import dense_adam_
@@ -30,11 +29,6 @@ from dlrm.ops.joint_embedding_bag import (
     check_bags,
     joint_embedding_bag,
     joint_embedding_bag_reference,
-)
-from dlrm.ops.joint_embedding_pieces import (
-    joint_embedding_pieces,
-    joint_embedding_pieces_reference,
-    pieces_are_native,
 )
 from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
 from dlrm.ops.library import PRODUCTS, choose_products, instruction_set, native_available
@@ -81,7 +75,6 @@ __all__ = [
     "PRODUCTS",
     "attended_bag",
     "attended_bag_reference",
-    "attended_sum",
     "bags_of_ids",
     "check_bags",
     "choose_products",
@@ -98,8 +91,6 @@ __all__ = [
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
     "joint_embedding_gradient",
-    "joint_embedding_pieces",
-    "joint_embedding_pieces_reference",
     "joint_embedding_reference",
     "linear",
     "logistic_loss",
@@ -112,7 +103,6 @@ __all__ = [
     "network",
     "network_gradients",
     "network_gradients_reference",
-    "pieces_are_native",
     "piecewise_linear",
     "piecewise_linear_reference",
     "piecewise_tables",

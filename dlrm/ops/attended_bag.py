@@ -98,28 +98,7 @@ def attended_bag_reference(
     rows = ids + table_ranges(table_offsets)[0].repeat(batch)[bags]
     wide = torch.promote_types(weight.dtype, torch.float32)
     vectors = F.embedding(rows, weight, sparse=True).to(wide)
-    attended = attended_sum(vectors, bags, (batch, fields), lists, units, sample_weights)
-    return attended.to(dtype or weight.dtype)
-
-
-def attended_sum(
-    vectors: Tensor,
-    bags: Tensor,
-    shape: tuple[int, int],
-    lists: Sequence[tuple[int, int]],
-    units: ActivationUnits,
-    sample_weights: Tensor | None = None,
-) -> Tensor:
-    """Returns the weighted sums of bags, `[batch, fields, dim]`, given the row of each id.
-
-    Args:
-        vectors: `[total, dim]`.
-        bags: the bag of each id, `[total]`; bag `b * fields + f` is field f of sample b.
-        shape: batch and fields.
-        lists, units, sample_weights: see `attended_bag`.
-    """
-    batch, fields = shape
-    kind: dict[str, Any] = {"dtype": vectors.dtype, "device": vectors.device}
+    kind: dict[str, Any] = {"dtype": wide, "device": vectors.device}
     zeros = torch.zeros(batch * fields, vectors.shape[1], **kind)
     sums = zeros.index_add(0, bags, vectors).view(batch, fields, vectors.shape[1])
     samples = torch.div(bags, fields, rounding_mode="floor")
@@ -132,7 +111,8 @@ def attended_sum(
     weighted = vectors * factors.unsqueeze(1)
     if sample_weights is not None:
         weighted = weighted * sample_weights.unsqueeze(1)
-    return zeros.index_add(0, bags, weighted).view(batch, fields, vectors.shape[1])
+    attended = zeros.index_add(0, bags, weighted).view(batch, fields, vectors.shape[1])
+    return attended.to(dtype or weight.dtype)
 
 
 def item_weights(

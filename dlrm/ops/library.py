@@ -16,8 +16,8 @@ _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order
 NATIVE, TORCH, AUTO = "native", "torch", "auto"
 PRODUCTS = (NATIVE, TORCH)
 
-# By the best of the processor's units. AVX512-BF16 and AVX2 are measured (benchmarks/RESULTS.md);
-# `doctor --tune` measures any. The native operator does not use AMX; oneDNN does, for bfloat16.
+# By the best of the processor's units. AVX512-BF16 and AVX2 are measured (benchmarks/RESULTS.md).
+# The native operator does not use AMX; oneDNN does, for bfloat16.
 _TABLE = {
     "amx_bf16": {"float32": NATIVE, "bfloat16": TORCH},
     "avx512_bf16": {"float32": NATIVE, "bfloat16": NATIVE},
@@ -41,19 +41,6 @@ def cuda_kernels_available() -> bool:
 def why_not_cuda_kernels() -> str | None:
     """Returns the reason why the compiled CUDA ops are not loaded, or None if they are."""
     return _cuda_problem
-
-
-def cuda_architectures() -> tuple[str, ...]:
-    """Returns the architectures that the CUDA library was compiled for, such as ("80", "90").
-
-    They are read from the library's message for other GPUs (csrc/cuda/runtime.cu); without the
-    library there are none.
-    """
-    path = _FOLDER / "_ops_cuda.so"
-    if not path.exists():
-        return ()
-    found = re.search(rb"compiled for the architectures ([0-9af;]+)\0", path.read_bytes())
-    return tuple(found[1].decode().split(";")) if found else ()
 
 
 def why_not_native() -> str | None:

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             ("Columns", LogFormat),
             ("Preparation", LogOptions),
             ("Preparation", RunConfig),
-            ("Days", IncrementConfig),
+            ("Extension", IncrementConfig),
             ("Spark", SparkConfig),
             ("Spark", StoreConfig),
         ],

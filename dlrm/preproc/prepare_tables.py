@@ -12,7 +12,7 @@ from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import opened_work
-from dlrm.preproc.increments.growth import open_growth
+from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
@@ -57,12 +57,12 @@ def prepare_tables(
     """
     began = time.perf_counter()
     inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
-    growth = open_growth(options.increment, options.schema, say)
+    parent = open_parent(options.increment, options.schema)
     in_memory = any(file.kind == FRAME for file in inputs.files)
     in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
-    facts |= {} if growth is None else growth.facts()
+    facts |= {} if parent is None else parent.facts()
     for split, files in tables.items():
         named = [f"{file.path.resolve()} ({file.kind})" for file in files]
         facts[f"--{split}_input"] = len(files) if in_memory else named
@@ -73,8 +73,8 @@ def prepare_tables(
             say(f"resuming the run in {work.shown}")
         try:
             with engine() as running:
-                growth = growth and growth.lent(work)
-                result = prepare(PreparationRun(running, work, options, say, growth), inputs)
+                parent = parent and parent.lent(work)
+                result = prepare(PreparationRun(running, work, options, say, parent), inputs)
                 work.publish()
         except EngineError as error:
             if in_memory:

@@ -1,133 +1,103 @@
-"""Turns CSV into split-binary NVIDIA's way: by a feature specification with csv chunks.
+"""NVIDIA's feature specifications of CSV: the schema that they give, and the rows of a split."""
 
-Ids are integers, and rows keep their order; `dlrm.preproc.transcode` reads any other CSV.
-"""
-
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlrm.data.clicks import layout
+import pyarrow as pa
+from pyarrow import csv
+
 from dlrm.data.clicks.feature_spec import CHANNELS, is_list_of_text, read_sections
-from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.csv_chunks import Chunk, CsvChunks
-from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.clicks.names import SPLITS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.documents import brief
 from dlrm.files import within
-from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.transcode import Report
+
+_BLOCK_BYTES = 1 << 24  # of a file, parsed at a time; a row has to fit
 
 
-def transcode_spec(
-    input: str,
-    output: str,
-    feature_spec_in: str = layout.FEATURE_SPEC,
-    feature_spec_out: str = layout.FEATURE_SPEC,
-    chunk_size: int = 65536,
-    allow_links: bool = False,
-    cores: int | None = None,
-    restart: bool = False,
-    **options: Any,
-) -> Report:
-    """Writes a split-binary dataset from the CSV files (no header) of a feature specification.
-
-    Ids are integers and are kept; a cardinality "auto" is the greatest id of all splits plus one,
-    and a declared one must be greater than every id. Numbers are kept, and missing ones become 0.
-    Columns without a channel are ignored. Files are in the specification's directory; links out of
-    it need `allow_links`.
-
-    Args:
-        input, output, feature_spec_in, feature_spec_out, chunk_size, allow_links: as the flags.
-        cores, restart: see `prepare_preset`.
-        options: further fields of `TableOptions`.
+def read_csv_spec(path: Path) -> tuple[Schema, dict[str, list[dict[str, Any]]]]:
+    """Returns the schema of a specification, and the chunks of each split.
 
     Raises:
-        FileNotFoundError, FileExistsError: there is no input, or the output exists.
-        ValueError: the input is bad; the message has file, line, column and value.
+        FileNotFoundError, ValueError: it or a file is missing, or it breaks a rule.
     """
-    layout.check_spec_name(feature_spec_out)
-    path = Path(input) / feature_spec_in
     sections = read_sections(path)
-    label, numerical, declared = check_csv_spec(path, sections, allow_links)
-    made = TableOptions(
-        Schema(
-            Label(label),
-            tuple(NumericalField(name, "none") for name in numerical),
-            tuple(CategoricalField(name, "id", cardinality=n) for name, n in declared.items()),
-        ),
-        text=TextFormat(chunk_rows=chunk_size),
-        output_ordering="input",
-        feature_spec_out=feature_spec_out,
-        **options,
-    )
-    tables = {}
-    for split, chunks in sections["source_spec"].items():
-        parts = [Chunk(tuple(chunk["features"]), tuple(chunk["files"])) for chunk in chunks]
-        tables[split] = [TableFile(path, kind := CsvChunks(path.parent, parts))]
-        if missing := [file for file in kind.files if not file.is_file()]:
-            raise FileNotFoundError(f"{missing[0]}: no such file")
-    return Report.from_result(
-        made, prepare_preset(made, tables, Path(output), cores, restart=restart)
-    )
-
-
-def check_csv_spec(
-    path: Path, sections: dict[str, Any], allow_links: bool
-) -> tuple[str, list[str], dict[str, int | None]]:
-    """Returns the label, the numericals, and each categorical's cardinality, None for "auto".
-
-    Raises:
-        ValueError: the specification breaks a rule; the message has file, rule and value.
-    """
-    channels = sections["channel_spec"]
-    lists = all(is_list_of_text(names) for names in channels.values())
+    channels, splits = sections["channel_spec"], sections["source_spec"]
+    lists = all(map(is_list_of_text, channels.values()))
     if set(channels) != set(CHANNELS) or not lists or len(channels["label"]) != 1:
-        raise ValueError(
-            f"{path}: channel_spec: expected categorical, numerical and label, with one label, got "
-            f"{brief(channels)}"
-        )
-    if not {"train", "test"} <= set(sections["source_spec"]) <= set(layout.SPLITS):
-        raise ValueError(
-            f"{path}: source_spec: expected the splits train and test, and possibly validation, "
-            f"got {brief(list(sections['source_spec']))}"
-        )
-    for split, chunks in sections["source_spec"].items():
-        columns = []
+        expected = "expected categorical, numerical and label, with one label"
+        raise ValueError(f"{path}: channel_spec: {expected}, got {brief(channels)}")
+    if not {"train", "test"} <= set(splits) <= set(SPLITS):
+        expected = "expected the splits train and test, and possibly validation"
+        raise ValueError(f"{path}: source_spec: {expected}, got {brief(list(splits))}")
+    for split, chunks in splits.items():
+        where = f"{path}: source_spec {split}"
         for chunk in chunks if isinstance(chunks, list) else [chunks]:
-            if not _is_csv_chunk(chunk):
-                raise ValueError(
-                    f"{path}: source_spec {split}: expected chunks of type csv with features and "
-                    f"files, got {brief(chunk)}"
-                )
+            known = chunk if isinstance(chunk, dict) else {}
+            named = [known.get("features"), known.get("files")]
+            if known.get("type") != "csv" or not all(map(is_list_of_text, named)):
+                expected = "expected chunks of type csv with features and files"
+                raise ValueError(f"{where}: {expected}, got {brief(chunk)}")
             for name in chunk["files"]:
-                within(path.parent, name, path, allow_links)
-            columns += chunk["features"]
-        for name in [name for names in channels.values() for name in names]:
-            if columns.count(name) != 1:
-                raise ValueError(
-                    f"{path}: source_spec {split}: expected feature {name} once, got it "
-                    f"{columns.count(name)} times"
-                )
-    cardinalities: dict[str, int | None] = {}
+                within(path.parent, name, path, allow_links=False)
+        columns = [name for chunk in chunks for name in chunk["features"]]
+        for name in (name for names in channels.values() for name in names):
+            if (count := columns.count(name)) != 1:
+                raise ValueError(f"{where}: expected feature {name} once, got it {count} times")
+    categorical = []
     for name in channels["categorical"]:
         facts = sections["feature_spec"].get(name)
-        if isinstance(facts, dict) and "list" in facts:
-            raise ValueError(
-                f"{path}: feature {name}: expected one id a row, got a list field, which "
-                "dlrm prepare reads"
-            )
         size = facts.get("cardinality") if isinstance(facts, dict) else facts
-        if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(
-                f'{path}: feature {name}: expected a cardinality of 1 or more, or "auto", got '
-                f"{brief(size)}"
-            )
-        cardinalities[name] = None if size == "auto" else size
-    return channels["label"][0], channels["numerical"], cardinalities
+        if size != "auto" and (type(size) is not int or size < 1):
+            expected = 'expected a cardinality of 1 or more, or "auto"'
+            raise ValueError(f"{path}: feature {name}: {expected}, got {brief(size)}")
+        size = None if size == "auto" else size
+        categorical.append(CategoricalField(name, "id", cardinality=size))
+    numerical = tuple(NumericalField(name, "none") for name in channels["numerical"])
+    return Schema(Label(channels["label"][0]), numerical, tuple(categorical)), splits
 
 
-def _is_csv_chunk(chunk: Any) -> bool:
-    if not isinstance(chunk, dict) or chunk.get("type") != "csv" or not chunk.get("files"):
-        return False
-    return is_list_of_text(chunk["files"]) and is_list_of_text(chunk.get("features"))
+def read_rows(
+    folder: Path, chunks: Sequence[dict[str, Any]], columns: Sequence[str], most: int
+) -> pa.RecordBatchReader:
+    """Reads the columns of a split; a row consists of those of all chunks with its number."""
+    for file in (folder / name for chunk in chunks for name in chunk["files"]):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+    parts = [_read_chunk(folder, chunk, columns) for chunk in chunks]
+    names = [name for chunk in chunks for name in chunk["features"] if name in columns]
+    schema = pa.schema([(name, pa.string()) for name in names])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        held = [next(part, None) for part in parts]
+        while there := [batch for batch in held if batch is not None]:
+            if len(there) < len(held):
+                raise ValueError(f"{folder}: expected chunks with the same number of rows")
+            rows = min(most, *map(len, there))
+            arrays = [array for batch in there for array in batch.slice(0, rows).columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            held = [
+                batch.slice(rows) if len(batch) > rows else next(part, None)
+                for batch, part in zip(there, parts, strict=True)
+            ]
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _read_chunk(
+    folder: Path, chunk: dict[str, Any], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    wanted = [name for name in chunk["features"] if name in columns]
+    types = dict.fromkeys(wanted, pa.string())
+    options = {
+        "read_options": csv.ReadOptions(column_names=chunk["features"], block_size=_BLOCK_BYTES),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+        "convert_options": csv.ConvertOptions(column_types=types, include_columns=wanted),
+    }
+    for name in chunk["files"] if wanted else []:
+        try:
+            if (folder / name).stat().st_size:
+                yield from filter(len, csv.open_csv(folder / name, **options))
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{folder / name}: {error}") from error

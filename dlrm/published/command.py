@@ -10,23 +10,17 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import fnmatch
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dlrm.command_line import say_error
 from dlrm.files import errors_named
 from dlrm.flags import ConfigFlags, Subcommands, UsageError, Values, run_command
-from dlrm.published import compare, results, show, tables
-from dlrm.published.catalog import CATALOG, DOCUMENTS, select
-from dlrm.published.documents.benchmark_row import BenchmarkRow, find
-from dlrm.published.documents.translation import translate
-from dlrm.published.jobs import MOST, RunOptions, check_command, plan_jobs
-from dlrm.published.results import finished, read
+from dlrm.published import compared, results, show, tables
+from dlrm.published.jobs import RunOptions, plan_jobs
+from dlrm.published.rows import DOCUMENTS, BenchmarkRow, catalog, find, select
 from dlrm.published.runner import Records, run_job
 from dlrm.settings import REQUIRED, setting
 
@@ -48,27 +42,12 @@ class RowConfig:
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """Some rows."""
+    """Some rows, and what their runs write."""
 
     rows: tuple[str, ...] = setting(
         REQUIRED, "ids of rows, or patterns such as 'gaudi/*'", positional=True
     )
-
-
-@dataclass(frozen=True)
-class TranslateConfig:
-    """Another program's command line."""
-
-    command: str = setting(REQUIRED, "the command line, as one word", positional=True)
-
-
-@dataclass(frozen=True)
-class SeedsConfig:
-    """A row, and the seeds to train it from."""
-
-    row: str = setting(REQUIRED, "id of a row", positional=True)
-    n: int = setting(16, "number of seeds", least=1, most=MOST)
-    first: int = setting(8, "first seed", least=0, most=MOST)
+    keep: Path | None = setting(None, "directory in which to keep the runs' logs and checkpoints")
 
 
 @dataclass(frozen=True)
@@ -81,34 +60,19 @@ class ResultsConfig:
 
 
 @dataclass(frozen=True)
-class KeepConfig:
-    """The place of what runs write."""
-
-    keep: Path | None = setting(None, "directory in which to keep the runs' logs and checkpoints")
-
-
-@dataclass(frozen=True)
 class TableConfig:
     """A table, and where it is written."""
 
     document: str = setting(REQUIRED, ", ".join(DOCUMENTS), positional=True)
-    format: str = setting("markdown", "format of the table", choices=("markdown", "csv", "html"))
     output: str | None = setting(None, "file to write; default: print the table")
-
-
-@dataclass(frozen=True)
-class DocumentConfig:
-    """The page of all rows."""
-
-    output: str = setting(REQUIRED, "file to write, docs/systems.md in a clone", positional=True)
 
 
 def command_line() -> Subcommands:
     """Returns the command line."""
     return Subcommands(
         {
-            task: (meaning, ConfigFlags([*(("Flags", one) for one in own), *more]))
-            for task, (_, meaning, own, more) in _TASKS.items()
+            task: (meaning, ConfigFlags([("Flags", one) for one in configs]))
+            for task, (_, meaning, configs) in _TASKS.items()
         }
     )
 
@@ -121,25 +85,20 @@ def main(arguments: list[str] | None = None) -> int:
         own, flags = own[:cut], own[cut + 1 :]
 
     def act(values: Values) -> int:
-        if flags and "smoke" not in values:
-            raise UsageError("only commands that run rows take flags after --")
-        return _act(Values({**values, "flags": tuple(flags)}, values.given))
+        if flags and values["task"] != "run":
+            raise UsageError("only `run` takes flags after --")
+        try:
+            return _TASKS[values["task"]][0](
+                Values({**values, "flags": tuple(flags)}, values.given)
+            )
+        except BrokenPipeError:  # the reader has seen enough
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+            return 0
+        except compared.FailedRunError as error:
+            return say_error(error, 1)
 
     hint = "the same command runs what is missing"
     return run_command(command_line(), act, __doc__, own, code=2, hint=hint)
-
-
-def _act(options: Values) -> int:
-    try:
-        if "smoke" not in options:
-            return _TASKS[options["task"]][0](options)
-        with results.claimed(options["results"]):
-            return _TASKS[options["task"]][0](options)
-    except BrokenPipeError:  # the reader has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
-        return 0
-    except compare.FailedRunError as error:
-        return say_error(error, 1)
 
 
 def _list(options: Values) -> int:
@@ -148,200 +107,102 @@ def _list(options: Values) -> int:
 
 
 def _show(options: Values) -> int:
-    print(show.describe(find(CATALOG, options["row"])))
-    return 0
-
-
-def _translate(options: Values) -> int:
-    text = show.translation(options["command"])
-    result = translate(options["command"])
-    if result.processes < 1:
-        raise ValueError(f"expected one replica or more, got {result.processes}")
-    check_command(result.command, result.flags)
-    print(text)
+    print(show.describe(find(options["row"])))
     return 0
 
 
 def _run(options: Values) -> int:
     chosen = [row for name in options["rows"] for row in _matching(name)]
-    if len(chosen) == 1 and chosen[0].measure != "run":
-        return _compared(chosen[0], options)
-    jobs, passed = [], 0
-    for row in chosen:
-        try:
-            if row.measure != "run":
-                raise ValueError(f"{row.id} compares runs: run it by itself")
-            jobs += plan_jobs(row, _options(options))
-        except (ValueError, OSError) as error:
-            if len(chosen) == 1:
-                raise
-            print(f"passed over: {error}")
-            passed += 1
-    failed = 0
-    for job in jobs:
-        records = run_job(job, _records(options))
-        good = finished(records)[: job.repeats]
-        failed += job.repeats - len(good)
-        for result in tables.results(good):
-            print(tables.summary(result))
+    asked, to = options.config(RunOptions), Records(options["results"], options["keep"])
+    failed = passed = 0
+    with results.claimed(to.path):
+        for row in chosen:
+            try:
+                failed += _run_row(row, asked, to)
+            except (ValueError, OSError) as error:
+                if len(chosen) == 1:
+                    raise
+                print(f"passed over: {error}")
+                passed += 1
     if failed:
         print(
-            f"error: {failed} run{'s' * (failed > 1)} failed, with the errors in "
-            f"{options['results']}; the same command runs what is missing",
+            f"error: {failed} run{'s' * (failed > 1)} failed, with the errors in {to.path}; "
+            "the same command runs what is missing",
             file=sys.stderr,
         )
     return 1 if failed or passed else 0
 
 
-def _compared(row: BenchmarkRow, options: Values) -> int:
-    """Runs a row that compares runs of others."""
-    given, own = options.given, dict[str, Any]()
+def _run_row(row: BenchmarkRow, asked: RunOptions, to: Records) -> int:
+    """Runs a row and prints its figures; returns the number of failed runs or checks."""
     if row.measure == "trend":
-        own = {"row": row.of, "against": row.against, "bound": None, "change": (), "steps": None}
-        return _trend(Values({**options, **own}, given))
+        return 0 if compared.trend(row, asked, to) else 1
     if row.measure == "seeds":
-        own = {"row": row.id, "n": 2 if options["smoke"] else 16, "first": 8}
-        return _seeds(Values({**options, **own}, given))
-    own = {"row": row.of, "grid": options["grid"] or ("1n1d", row.grid)}
-    code = _scaling(Values({**options, **own}, given))
-    print(f"published: {', '.join(map(str, row.published))} ({row.hardware})")
-    return code
+        print(compared.seeds(row, asked, to))
+        print("smoke runs at reduced sizes: nothing to compare" if asked.smoke else _published(row))
+        return 0
+    if row.measure == "scaling":
+        asked = replace(asked, grid=asked.grid or ("1n1d", row.grid))
+    jobs = plan_jobs(find(row.of) if row.of else row, asked)
+    good, failed = [], 0
+    for job in jobs:
+        found = results.finished(run_job(job, to))[: job.repeats]
+        failed += job.repeats - len(found)
+        good += found
+    for result in tables.results(good):
+        print(tables.summary(result))
+    if row.measure == "scaling":
+        print(_published(row))
+    return failed
 
 
-def _single(name: str) -> BenchmarkRow:
-    """Returns a row that is run itself."""
-    row = find(CATALOG, name)
-    if row.measure != "run":
-        raise ValueError(f"{row.id} compares runs of {row.of}: `run` it, or name that row")
-    return row
-
-
-def _trend(options: Values) -> int:
-    row, against = (_single(name) for name in (options["row"], options["against"]))
-    asked = options.config(compare.TrendConfig)
-    follows = compare.trend(row, against, asked, _options(options), _records(options))
-    return 0 if follows else 1
-
-
-def _seeds(options: Values) -> int:
-    row = find(CATALOG, options["row"])
-    single = _options(options, repeats=1)
-
-    def of_seed(name: str) -> Callable[[int], tuple[BenchmarkRow, RunOptions]]:
-        """Returns the row of a seed if the catalog has one, else the row with another seed."""
-
-        def column(seed: int) -> tuple[BenchmarkRow, RunOptions]:
-            own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
-            if own in CATALOG and f"--seed={seed}" in CATALOG[own].flags:
-                return CATALOG[own], single
-            return CATALOG[name], replace(single, flags=(*single.flags, f"--seed={seed}"))
-
-        return column
-
-    ids, names = [row.id], [""]
-    if row.measure == "seeds":
-        ids = [name for name in (row.of, row.against) if name]
-        names = [figure.system for figure in row.published]
-    elif row.measure != "run":
-        _single(options["row"])
-    columns = [of_seed(name) for name in ids]
-    numbers = range(options["first"], options["first"] + options["n"])
-    to = _records(options)._replace(say=partial(print, file=sys.stderr))
-    print(compare.seeds(columns, numbers, names, to))
-    if options["smoke"]:
-        print("\nsmoke runs at reduced sizes: nothing to compare")
-    return 0
-
-
-def _scaling(options: Values) -> int:
-    row = _single(options["row"])
-    records = compare.scaled(row, _options(options), _records(options))
-    found = tables.results(records)
-    print(tables.dlperf_report(found))
-    for result in found:
-        print(f"{result.record['label']}: {tables.comparison(result)}")
-        if result.figure.warning and not options["smoke"]:
-            print(result.figure.warning)
-    return 0
+def _published(row: BenchmarkRow) -> str:
+    return f"published: {', '.join(map(str, row.published))} ({row.hardware})"
 
 
 def _table(options: Values) -> int:
-    if options["document"] not in DOCUMENTS:
-        raise ValueError(f"{options['document']}: expected a document of {', '.join(DOCUMENTS)}")
-    known = [r for r in read(options["results"]) if CATALOG.get(r["row"])]
-    found = [r for r in tables.results(known) if r.row.source.startswith(options["document"])]
-    table, title = tables.rows_of(options["document"], found), tables.title_of(options["document"])
-    writers: dict[str, Callable[[], str]] = {
-        "markdown": lambda: tables.as_markdown(title, table),
-        "csv": lambda: tables.as_csv(table),
-        "html": lambda: tables.as_html(title, table, found),
-    }
-    text = writers[options["format"]]()
-    if options["output"]:
-        _write(options["output"], text)
-        print(f"{options['output']}: {len(table)} rows, {len(found)} of them measured")
-    else:
+    document, output = options["document"], options["output"]
+    if document not in DOCUMENTS:
+        raise ValueError(f"{document}: expected a document of {', '.join(DOCUMENTS)}")
+    found = [
+        result
+        for result in tables.results(results.read(options["results"]))
+        if result.row.source.startswith(document)
+    ]
+    text = tables.as_markdown(document, found)
+    if output is None:
         print(text, end="")
-    return 0
-
-
-def _write(path: str, text: str) -> None:
-    with errors_named(path):
-        Path(path).write_text(text)
-
-
-def _document(options: Values) -> int:
-    _write(options["output"], show.document())
-    print(f"{options['output']}: {len(CATALOG)} rows")
+        return 0
+    with errors_named(output):
+        Path(output).write_text(text)
+    print(f"{output}: {len(select(document))} rows, {len(found)} results")
     return 0
 
 
 def _matching(name: str) -> list[BenchmarkRow]:
     """Returns the row of a name, or all rows of a pattern."""
     if any(character in name for character in "*?["):
-        rows = [row for key, row in CATALOG.items() if fnmatch.fnmatchcase(key, name)]
+        rows = [row for key, row in catalog().items() if fnmatch.fnmatchcase(key, name)]
         if not rows:
             raise ValueError(f"{name}: no row matches it; `list` shows all")
         return rows
-    return [find(CATALOG, name)]
+    return [find(name)]
 
 
-def _records(options: Values) -> Records:
-    return Records(options["results"], options["keep"])
-
-
-def _options(options: Values, repeats: int | None = None) -> RunOptions:
-    own = {} if repeats is None else {"repeats": repeats}
-    return options.config(RunOptions, **own)
-
-
-_RUNNING = (("Run", RunOptions), ("Run", ResultsConfig), ("Run", KeepConfig))
-_Task = tuple[Callable[[Values], int], str, Sequence[type], Sequence[tuple[str, type]]]
+_Task = tuple[Callable[[Values], int], str, Sequence[type]]
 _TASKS: dict[str, _Task] = {
-    "list": (_list, "list rows, one a line", (ListConfig,), ()),
-    "show": (_show, "show everything known of a row", (RowConfig,), ()),
-    "run": (_run, "run rows by the rule of their document", (RowsConfig,), _RUNNING),
-    "translate": (
-        _translate,
-        "translate a command line that source 003 or 004 prints",
-        (TranslateConfig,),
-        (),
+    "list": (_list, "list rows, one a line", (ListConfig,)),
+    "show": (_show, "show everything known of a row", (RowConfig,)),
+    "run": (
+        _run,
+        "run rows by the rule of their document",
+        (RowsConfig, RunOptions, ResultsConfig),
     ),
-    "trend": (
-        _trend,
-        "check that the losses of two rows follow each other",
-        (compare.TrendConfig,),
-        _RUNNING,
-    ),
-    "seeds": (_seeds, "train a row from many seeds", (SeedsConfig,), _RUNNING),
-    "scaling": (_scaling, "run a row at several places of a grid", (RowConfig,), _RUNNING),
     "table": (
         _table,
         "print a document's table with what was measured here",
         (TableConfig, ResultsConfig),
-        (),
     ),
-    "document": (_document, "write the page that lists all rows", (DocumentConfig,), ()),
 }
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from dlrm.flags import HelpAsked
 from dlrm.language import flags as bert_flags
-from dlrm.published.documents.benchmark_row import BenchmarkRow
-from dlrm.published.documents.measurement import RULES, Rule
+from dlrm.published.rows import RULES, BenchmarkRow, Rule
 from dlrm.published.smoke import smoke_flags
 from dlrm.scripts.commands import program_of
 from dlrm.scripts.common import dlrm_flags
@@ -262,8 +261,3 @@ def _check_flags(row: BenchmarkRow, options: RunOptions) -> None:
     most = 64 * (os.cpu_count() or 1)
     if options.threads and options.threads > most:
         raise ValueError(f"--threads {options.threads}: expected at most {most} here")
-
-
-def check_command(command: str, arguments: Sequence[str]) -> None:
-    """Raises ValueError for flags that a command would refuse."""
-    _batch(command, arguments, 1)

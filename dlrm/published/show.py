@@ -4,10 +4,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from dlrm.published.catalog import DOCUMENTS, select
-from dlrm.published.documents.benchmark_row import BenchmarkRow
-from dlrm.published.documents.measurement import RULES
-from dlrm.published.documents.translation import TranslatedFlag, translate
+from dlrm.published.rows import DOCUMENTS, RULES, BenchmarkRow
 from dlrm.scripts.commands import program_of
 
 _WIDTH = 100
@@ -30,24 +27,17 @@ def _published(row: BenchmarkRow) -> str:
 def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
     """Returns the command that `run` starts at full size."""
     flags = [*row.arguments(dataset), *RULES[row.rule].flags]
-    return f"{_program(row.command, row.processes, row.nodes)} {shlex.join(flags)}"
-
-
-def _program(command: str, processes: int, nodes: int = 1) -> str:
-    """Returns the words before the flags of a command."""
-    module = f"dlrm.scripts.{command}"
-    if processes == 1:
-        return program_of(module)
-    several = f"--nnodes {nodes} " if nodes > 1 else ""
-    return f"torchrun {several}--nproc_per_node {processes // nodes} -m {module}"
+    module = f"dlrm.scripts.{row.command}"
+    if row.processes == 1:
+        return f"{program_of(module)} {shlex.join(flags)}"
+    several = f"--nnodes {row.nodes} " if row.nodes > 1 else ""
+    each = row.processes // row.nodes
+    return f"torchrun {several}--nproc_per_node {each} -m {module} {shlex.join(flags)}"
 
 
 def describe(row: BenchmarkRow) -> str:
     """Returns everything that the catalog has on a row."""
-    lines = [row.id, *(_field(name, text) for name, text in _fields(row) if text)]
-    if row.printed and row.command in ("cnn", "bert"):
-        lines += ["", "  Flags as printed", *map(_flag_line, translate(row.printed).records)]
-    return "\n".join(lines)
+    return "\n".join([row.id, *(_field(name, text) for name, text in _fields(row) if text)])
 
 
 def _fields(row: BenchmarkRow) -> Iterator[tuple[str, str]]:
@@ -64,7 +54,7 @@ def _fields(row: BenchmarkRow) -> Iterator[tuple[str, str]]:
     yield "data", _data(row)
     yield "rule", RULES[row.rule].title
     yield "notes", row.notes
-    yield "differs", "; ".join(row.approximated)
+    yield "differs", "; ".join(row.differs)
 
 
 def _place(row: BenchmarkRow) -> str:
@@ -91,64 +81,3 @@ def _field(name: str, text: str) -> str:
         break_on_hyphens=False,
         break_long_words=False,
     )
-
-
-def _flag_line(flag: TranslatedFlag) -> str:
-    printed = f"{flag.name} {flag.value}".strip()
-    origin = "" if flag.origin == "printed" else f"  ({flag.origin})"
-    return f"  {printed:<50} {flag.status:<13} {flag.text}{origin}"
-
-
-def translation(printed: str) -> str:
-    """Returns a printed command line in this package's flags, and how each flag was translated."""
-    result = translate(printed)
-    line = f"{_program(result.command, result.processes)} {shlex.join(result.flags)}"
-    return "\n".join([line, "", *map(_flag_line, result.records)])
-
-
-_INTRODUCTION = """# The catalog of benchmark rows
-
-Five documents define what this package measures besides its own benchmarks. Each configuration that
-they name is a row of the catalog. This page is written from the rows by
-`dlrm systems document docs/systems.md`; do not edit it.
-
-```bash
-dlrm systems list --source 003
-dlrm systems show gaudi/rn50/graph-bf16-b256
-dlrm systems run gaudi/rn50/eager-fp32-b128 --smoke
-dlrm systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
-dlrm systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
-dlrm systems run gaudi/dlrm-medium/trend --smoke
-dlrm systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
-dlrm systems table 002 --format html --output dlperf.html
-```
-
-`run` starts each repeat in fresh processes, with a fixed number of threads each, and appends
-one JSON line a run to `systems.jsonl`: the complete setting, the values, losses, times, memory,
-versions and the processor, or the error. The same command later runs only what is missing. A
-row that needs more devices than the machine has is refused; with `--emulate`, fewer processes
-compute the same global batch, which the result says. With `--pipeline` each part of a divided
-network has a process. Without `--dataset`, data are generated, and the comparison with the
-published figure says so; rows that are measured by a metric need it.
-
-## Rules of measurement
-
-"""
-
-
-def document() -> str:
-    """Returns the page that lists all rows, as Markdown."""
-    parts = [_INTRODUCTION, "| rule | |\n|---|---|\n"]
-    parts += [f"| {name} | {rule.title} |\n" for name, rule in RULES.items()]
-    for source, title in DOCUMENTS.items():
-        rows = select(source)
-        parts.append(f"\n## {source}: {title} ({len(rows)} rows)\n\n")
-        parts.append(
-            "| row | place | data | published | rule | reading |\n|---|---|---|---|---|---|\n"
-        )
-        for row in rows:
-            rule = row.rule if row.measure == "run" else row.measure
-            notes = "; ".join(filter(None, [row.notes, *row.approximated]))
-            cells = (f"`{row.id}`", row.grid, row.data or "made up", _published(row), rule, notes)
-            parts.append(f"| {' | '.join(cells)} |\n")
-    return "".join(parts)

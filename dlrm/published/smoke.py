@@ -1,13 +1,13 @@
 """The flags that reduce a row to a size for tests.
 
-Few blocks, pixels and words, and two steps or two passes; precision, execution, norms, the transfer
+Few blocks, pixels and words, and two steps or two passes; precision, norms, the transfer
 of data, the cuts of the pipeline and the schedule are those of the row.
 """
 
 import re
 from collections.abc import Callable, Mapping
 
-from dlrm.published.documents.benchmark_row import BenchmarkRow
+from dlrm.published.rows import BenchmarkRow
 
 _COMMON = ("--base_device=cpu", "--print_freq=1", "--benchmark_warmup_steps=0")
 _BATCH = 2
@@ -84,11 +84,11 @@ def _two_passes(given: Mapping[str, str]) -> tuple[str, ...]:
 
 def _two_steps(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     accumulation = min(int(given.get("gradient_accumulation_steps", "1")), 2)
-    graph = ("--graph_backend=trace",) if given.get("execution") == "graph" else ()
+    eager = ("--execution=eager",) if given.get("execution") == "graph" else ()
     return (
         *(f"--batch_size={_BATCH}", f"--gradient_accumulation_steps={accumulation}"),
         *(f"--replicas={min(row.processes, 2)}", "--max_steps=2"),
-        *graph,  # a compilation takes a minute
+        *eager,  # a compilation takes a minute
     )
 
 

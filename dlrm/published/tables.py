@@ -1,24 +1,15 @@
-"""Tables of results beside what the documents published: Markdown, CSV and HTML."""
+"""Figures of runs, beside what the documents published."""
 
-import csv
-import io
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from dlrm import pages
-from dlrm.pages import Section, Tile
-from dlrm.pages.charts import ChartLine, chart
-from dlrm.published.catalog import CATALOG, DOCUMENTS
-from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure
-from dlrm.published.documents.measurement import RULES, Measured, measured
 from dlrm.published.results import Record, finished, setting_of
+from dlrm.published.rows import DOCUMENTS, RULES, BenchmarkRow, Figure, Rule, catalog, select
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
+SPREAD_LIMIT = 0.05
 COLUMNS = (
     *("row", "num_nodes", "devices_per_node", "batch_per_device", "published", "ours", "unit"),
     *("runs", "spread", "speedup", "efficiency", "measured on", "comparison"),
@@ -27,6 +18,48 @@ COLUMNS = (
 _HARMLESS = ("base_device", "load_checkpoint_path", "init_checkpoint", "restore_path")
 # A GPU's model, form and memory, as in V100-SXM2-16GB and A100 40GB.
 _HARDWARE = re.compile(r"\b([A-Z]\d{2,4}|SXM\d|PCIE|\d+GB)\b")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figure of the runs of one setting.
+
+    Attributes:
+        value: the rule's statistic of `values`.
+        values: a value for each run; for a series its mean.
+        spread: (largest - smallest) / value; 0 for a single run.
+    """
+
+    value: float
+    values: tuple[float, ...]
+    spread: float
+
+    @property
+    def warning(self) -> str:
+        """Returns a line about a spread that is too large for comparisons, or an empty string."""
+        if self.spread <= SPREAD_LIMIT:
+            return ""
+        return (
+            f"warning: the {len(self.values)} runs differ by {self.spread:.1%}, more than "
+            f"{SPREAD_LIMIT:.0%}; the machine may have had other work"
+        )
+
+
+def measured(runs: Sequence[Sequence[float]], rule: Rule) -> Measured:
+    """Returns a rule's figure of the values of each run: one, or a series.
+
+    Raises:
+        ValueError: a run's series ends before its first value counts.
+    """
+    if short := [run for run in runs if len(run) <= rule.drop]:
+        raise ValueError(
+            f"expected more than {rule.drop} logged values in each run, since the first "
+            f"{rule.drop} do not count, got {len(short[0])}"
+        )
+    values = tuple(statistics.fmean(run[rule.drop :]) for run in runs)
+    value = statistics.median(values) if rule.statistic == "median" else statistics.fmean(values)
+    spread = (max(values) - min(values)) / value if value else 0.0
+    return Measured(value, values, spread)
 
 
 @dataclass(frozen=True)
@@ -74,9 +107,9 @@ def results(records: Iterable[Record]) -> list[Result]:
         groups.append([*group, record])
     found = []
     for (name, _), groups in settings.items():
-        if name in CATALOG:
+        if row := catalog().get(name):
             newest = sorted(groups, key=_rank)[-1]
-            found.append(Result(CATALOG[name], newest[-1], figure_of(CATALOG[name], newest)))
+            found.append(Result(row, newest[-1], figure_of(row, newest)))
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_family[_family(result.row)].append(result)
@@ -133,7 +166,7 @@ def comparison(result: Result) -> str:
         where = _where(record)
         there = f", not {row.hardware}" if "not stated" not in row.hardware else ""
         differs.append(f"hardware: {where}{there}")
-    if record["gpu"] is None and ("--amp" in row.flags or "--precision=fp16" in row.flags):
+    if record["gpu"] is None and "--amp" in row.flags and "--amp_dtype=bf16" not in row.flags:
         differs.append("precision: bf16 on a CPU, not fp16")
     if record["emulated"]:
         differs.append(f"{record['devices']} devices emulated by {record['processes']} processes")
@@ -146,7 +179,7 @@ def comparison(result: Result) -> str:
     runs, repeats = len(result.figure.values), RULES[row.rule].repeats
     if runs < repeats:
         differs.append(f"{runs} of {repeats} runs")
-    differs += row.approximated
+    differs += row.differs
     differs += [result.unlike] if result.unlike else []
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
 
@@ -193,21 +226,21 @@ def summary(result: Result) -> str:
         times = ratio(result, published)
         share = f"; ours is {times:.3g} times it" if times is not None else ""
         lines.append(f"  published  {published} ({row.hardware}){share}")
+    if result.speedup is not None and result.place != (1, 1):
+        lines.append(f"  speed-up   {result.speedup:.2f}, efficiency {result.efficiency:.1%}")
     lines.append(f"  {comparison(result)}")
     if figure.warning and not record["smoke"]:
         lines.append(f"  {figure.warning}")
     return "\n".join(lines)
 
 
-def rows_of(source: str, found: Sequence[Result]) -> list[dict[str, str]]:
-    """Returns a document's table with our columns: a dict of `COLUMNS` a row of the catalog."""
+def _rows_of(source: str, found: Sequence[Result]) -> list[dict[str, str]]:
+    """Returns the cells of `COLUMNS` of each row."""
     by_row: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_row[result.row.id].append(result)
     table = []
-    for row in CATALOG.values():
-        if not row.source.startswith(source):
-            continue
+    for row in select(source):
         table += [_cells(row, result) for result in by_row.get(row.id, [None])]
     return table
 
@@ -237,101 +270,17 @@ def _cells(row: BenchmarkRow, result: Result | None) -> dict[str, str]:
     }
 
 
-def as_markdown(title: str, table: Sequence[dict[str, str]]) -> str:
-    """Returns a Markdown table."""
-    columns = _used(table)
-    lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+def as_markdown(source: str, found: Sequence[Result]) -> str:
+    """Returns a document's table with our columns, as Markdown."""
+    table = _rows_of(source, found)
+    columns = [name for name in COLUMNS if any(row[name] for row in table)]
+    lines = [
+        f"# {source}: {DOCUMENTS[source]}",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+    ]
     lines += [
         f"| {' | '.join(row[c].replace('|', chr(92) + '|') for c in columns)} |" for row in table
     ]
     return "\n".join(lines) + "\n"
-
-
-def as_csv(table: Sequence[dict[str, str]]) -> str:
-    """Returns the table with a header line, as a spreadsheet reads it."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
-
-
-def as_html(title: str, table: Sequence[dict[str, str]], found: Sequence[Result]) -> str:
-    """Returns one page that needs no other file: charts of what scales, and the table."""
-    columns = _used(table)
-    rows = [[row[name] for name in columns] for row in table]
-    sections = [Section("Rows", [pages.table([("", columns)], rows, title, full=True)])]
-    if charts := [_chart(*one) for one in _curves(found).items()]:
-        sections.insert(0, Section("Efficiency by devices", [pages.grid(charts)]))
-    tiles = [Tile("rows", str(len(table))), Tile("measured", str(len(found)))]
-    return pages.document(title, [], tiles, sections)
-
-
-def _chart(family: str, curves: dict[str, list[tuple[int, float]]]) -> "Markup":
-    """Returns a chart of the throughput of a device, over that with the fewest devices."""
-    lines = []
-    for name, points in curves.items():
-        devices, values = zip(*sorted(points), strict=True)
-        shares = [v / d * devices[0] / values[0] for d, v in zip(devices, values, strict=True)]
-        lines.append(ChartLine(name, devices, shares, dots=True))
-    told = f"Throughput of a device, over that with the fewest devices: {', '.join(curves)}"
-    return chart(family, "devices", "efficiency", lines, told)
-
-
-def _curves(found: Sequence[Result]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Returns throughput by devices of each family that ran at several places, ours and others."""
-    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for result in found:
-        record = result.record
-        measures = record["quantity"] == "throughput" and not record["emulated"]
-        if measures and not record["smoke"] and not _changed(record):
-            family = lines.setdefault(_family(result.row), {})
-            family.setdefault("ours", []).append((result.place[1], result.figure.value))
-    for row in CATALOG.values():
-        if (curves := lines.get(_family(row))) is not None:
-            for published in row.published:
-                if published.quantity == "throughput":
-                    points = curves.setdefault(published.system or "published", [])
-                    points.append((row.processes, published.value))
-    several = {f: {n: p for n, p in one.items() if len(p) > 1} for f, one in lines.items()}
-    return {family: curves for family, curves in several.items() if "ours" in curves}
-
-
-def title_of(source: str) -> str:
-    """Returns the heading of a document's table."""
-    return f"{source}: {DOCUMENTS[source]}"
-
-
-def dlperf_report(found: Sequence[Result]) -> str:
-    """Returns a report in the shape of DLPerf's: environment, final result, all results."""
-    record = found[0].record
-    lines = [
-        "## Environment",
-        f"- GPU: {record['gpu'] or 'none'}",
-        *(f"- {name}: {record[name]}" for name in ("processor", "cores", "threads")),
-        *(f"- {name}: {record[name]}" for name in ("torch", "python", "dlrm", "revision")),
-        "",
-        "## Final result",
-        "| num_nodes | devices_per_node | batch_per_device | throughput | speedup | efficiency |",
-        "|---|---|---|---|---|---|",
-    ]
-    for result in found:
-        nodes, devices = result.place
-        rise, efficiency = (
-            ("", "")
-            if result.speedup is None
-            else (f"{result.speedup:.2f}", f"{result.efficiency:.1%}")
-        )
-        lines.append(
-            f"| {nodes} | {devices // nodes} | {result.record['batch_per_device']} | "
-            f"{result.figure.value:.2f} | {rise} | {efficiency} |"
-        )
-    lines += ["", "## All results", "| place | throughput of each run | spread |", "|---|---|---|"]
-    for result in found:
-        values = ", ".join(f"{value:.2f}" for value in result.figure.values)
-        lines.append(f"| {result.record['label']} | {values} | {result.figure.spread:.1%} |")
-    return "\n".join(lines)
-
-
-def _used(table: Sequence[dict[str, str]]) -> list[str]:
-    return [name for name in COLUMNS if any(row[name] for row in table)]

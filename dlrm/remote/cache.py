@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -97,18 +97,12 @@ class Cache:
         return cls.open(config.cache_dir, config.limit)
 
     @contextmanager
-    def fetched(
-        self,
-        uri: Uri,
-        listing: Listing | None = None,
-        done: Callable[[int], object] = lambda size: None,
-    ) -> Iterator[Path]:
+    def fetched(self, uri: Uri, listing: Listing | None = None) -> Iterator[Path]:
         """Yields the file, or the folder, with the objects of a URI; it stays within the block.
 
         Args:
             uri: an object, a prefix or a pattern, for which the folder above its matches is given.
             listing: its objects; None lists them.
-            done: called with the bytes of each object that is there.
 
         Raises:
             OSError: an object cannot be read, or the disk is full; the message has URI and path.
@@ -123,16 +117,12 @@ class Cache:
         while True:
             with in_use(view) as stays:
                 if stays:
-                    self._fill(view, uri, listing, done)
-                    yield self.path_in(view, uri)
+                    self._fill(view, uri, listing)
+                    yield view / uri.scheme / uri.authority / uri.before_pattern()
                     return
             make_directories(view)
 
-    def path_in(self, view: Path, uri: Uri) -> Path:
-        """Returns the place of a URI's object, or of the folder of its objects, in a view."""
-        return view / uri.scheme / uri.authority / uri.before_pattern()
-
-    def _fill(self, view: Path, uri: Uri, listing: Listing, done: Callable[[int], object]) -> None:
+    def _fill(self, view: Path, uri: Uri, listing: Listing) -> None:
         """Makes a view complete, once for all processes that want it."""
         entries = listing.entries
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
@@ -140,7 +130,6 @@ class Cache:
             root = view / uri.scheme / uri.authority
             paths = [f"{root}/{listing.name_of(entry)}" for entry in entries]
             if (view / _COMPLETE).exists() and all(map(_has, paths, entries)):
-                done(total_bytes(entries))
                 return
             store = open_store(uri)
             places = [*self._places(store, entries)]
@@ -159,8 +148,7 @@ class Cache:
                         link(one.path, path)
                     else:
                         missing.append(one)
-                done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
-                download(store, missing, done)
+                download(store, missing)
                 for entry in listing.hollow:
                     empty = root / listing.name_of(entry)
                     empty.parent.mkdir(parents=True, exist_ok=True)
@@ -200,25 +188,15 @@ class Cache:
 
     def _lacks(self, needed: int) -> bool:
         """Returns whether something has to go before so many bytes are added."""
-        used, free = self._used(), shutil.disk_usage(self.folder).free
-        return used > 0 and (used + needed > self._capacity() or needed > free)
-
-    def _capacity(self) -> int:
-        """Returns the bytes of objects that are kept at most."""
-        if self.limit is not None:
-            return self.limit
-        return int((self._used() + shutil.disk_usage(self.folder).free) * _SHARE)
-
-    def _used(self) -> int:
-        return sum(_status(path, "st_size") for path in self._objects())
-
-    def _objects(self) -> Iterable[Path]:
-        return (self.folder / "objects").glob("*")
+        used = sum(_status(path, "st_size") for path in (self.folder / "objects").glob("*"))
+        free = shutil.disk_usage(self.folder).free
+        limit = int((used + free) * _SHARE) if self.limit is None else self.limit
+        return used > 0 and (used + needed > limit or needed > free)
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""
         with suppress(BlockingIOError), _flock(self.folder / _OBJECTS, _AT_ONCE):
-            for path in self._objects():
+            for path in (self.folder / "objects").glob("*"):
                 with suppress(FileNotFoundError):
                     if path.stat().st_nlink == 1:
                         path.unlink()

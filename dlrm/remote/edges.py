@@ -13,6 +13,7 @@ from dlrm.remote.cache import Cache, Listing, with_uris
 from dlrm.remote.output import TOLD_SECONDS, Addition, Output
 from dlrm.remote.publish import listing_of
 from dlrm.remote.runs import checkpoint_among
+from dlrm.remote.store import total_bytes
 from dlrm.remote.uri import Uri, is_uri
 
 _FULL = os.strerror(errno.ENOSPC)
@@ -162,22 +163,18 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
     Raises:
         OSError, ValueError: see `Cache.fetched` and `listing_of`.
     """
-    began, size = time.monotonic(), 0
-
-    def done(more: int) -> None:
-        nonlocal size
-        size += more
-
+    began = time.monotonic()
     with ExitStack() as stack:
         listing, place = _listing(uri, patterns)
         try:
-            path = stack.enter_context(cache.fetched(place, listing, done))
+            path = stack.enter_context(cache.fetched(place, listing))
         except FileNotFoundError:
             if place == uri:
                 raise
             listing, place = _listing(uri, patterns)  # a better one is there, and that one pruned
-            path = stack.enter_context(cache.fetched(place, listing, done))
+            path = stack.enter_context(cache.fetched(place, listing))
         if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
+            size = total_bytes(listing.entries)
             print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
         yield path
 

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,10 @@ class ForkedStore:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        for name in ("entries", "entry", "read", "write", "remove"):
-            setattr(self, name, partial(self._ask, name))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Returns a function that calls the method of `Store` with a name."""
+        return partial(self._ask, name)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -48,12 +51,6 @@ class ForkedStore:
             raise error
         return result
 
-    entries: Any
-    entry: Any
-    read: Any
-    write: Any
-    remove: Any
-
 
 def serve() -> None:
     """Answers the calls of a `ForkedStore` until its process ends."""
@@ -66,8 +63,7 @@ def serve() -> None:
             return
         answer: tuple[Any, Any] = (None, None)
         try:
-            member = getattr(open_store(root), name)
-            value = member(*arguments) if callable(member) else member
+            value = getattr(open_store(root), name)(*arguments)
             answer = (bytes(value) if name == "read" else value, None)
         except (OSError, ValueError) as error:
             answer = (None, type(error)(str(error)))

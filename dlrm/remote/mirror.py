@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -39,10 +38,7 @@ from dlrm.remote.uri import Uri, is_uri
 
 NOT_UPLOADED = 74  # EX_IOERR: exit code of a training whose last checkpoint is not at its URI
 _RECORD = ".uploaded.json"
-_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_AT_END = 1.0, 60.0, 5.0  # seconds between tries
-_PATIENCE = 120.0  # seconds of failures, after which the end of a training waits no longer
-_STOPPED_PATIENCE = 60.0  # seconds that the end of an interrupted one waits altogether
-_TOLD_SECONDS = 600.0  # between warnings about as many checkpoints
+_PATIENCE = 60.0  # seconds that the end of an interrupted training waits
 
 
 class NotUploadedError(Exception):
@@ -78,31 +74,31 @@ class _Record:
 class Mirror:
     """A local directory, and the thread that makes a URI reflect it; see `mirrored`.
 
+    The store repeats failed requests. What fails nevertheless is tried again with the next
+    checkpoint, and at the end.
+
     Attributes:
         path: the local directory.
         uri: the URI.
-        logs: files to upload with each checkpoint, and their URIs.
     """
 
     def __init__(self, path: Path, uri: Uri, keep: int, record: _Record, folder: Path) -> None:
-        self.path, self.uri, self.logs = path, uri, {}  # type: Path, Uri, dict[Path, Uri]
+        self.path, self.uri = path, uri
+        self._logs: dict[Path, Uri] = {}
         self._keep, self._record, self._folder = keep, record, folder
-        self._store = open_store(uri, patient=False)
+        self._store = open_store(uri)
         self._best: bytes | None = b""  # at the URI; unknown at first
         self._wanted: tuple[list[Path], bytes | None] = ([], None)
-        self._asked = self._done = 0
-        self._moved = time.monotonic()
         self._failed = ""
-        self._told: tuple[int, float] | None = None  # checkpoints of the last warning, and its time
         self._closing = self._complete = self._given_up = False
-        self._changed = threading.Condition()
+        self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dlrm-mirror")
         self._thread.start()
 
     def add_log(self, path: str | os.PathLike) -> None:
         """Uploads a file with each checkpoint from now on, if it is in the cache."""
         if is_uri(shown := with_uris(os.path.abspath(path))):
-            self.logs[Path(path)] = Uri.parse(shown)
+            self._logs[Path(path)] = Uri.parse(shown)
 
     def saved(self, steps: Sequence[Path]) -> None:
         """Takes the checkpoints that the directory has now; returns at once.
@@ -112,95 +108,71 @@ class Mirror:
         """
         best = self.path / BEST
         wanted = sorted(steps), best.read_bytes() if best.exists() else None
-        with self._changed:
-            if wanted != self._wanted:
-                self._wanted, self._asked = wanted, self._asked + 1
-                self._changed.notify_all()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
 
     def close(self, seconds: float | None = None) -> str:
         """Uploads what is left, all other files of the directory too, and ends the thread.
 
         Args:
-            seconds: the longest time to wait; by default as long as there is progress.
+            seconds: the longest time to wait; by default until the store gives up.
 
         Returns:
             What is not at the URI, why, and where it is; nothing if all is.
         """
-        began = time.monotonic()
         if steps := self._wanted[0]:  # an interrupt may have come between a change and `saved`
             here = sorted(manifest.parent for manifest in self.path.glob(f"step-*/{MANIFEST}"))
             self.saved([step for step in here if step in steps or step > steps[-1]])
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-            try:
-                while self._thread.is_alive() and not self._complete:
-                    self._changed.wait(0.2)
-                    now = time.monotonic()
-                    late = self._failed and now > max(began, self._moved) + _PATIENCE
-                    if late or (seconds is not None and now > began + seconds):
-                        break
-            finally:
-                self._given_up = True
+        self._closing = True
+        self._changed.set()
+        try:
+            self._thread.join(seconds)
+        finally:
+            self._given_up = True
         if self._complete:
             return ""
-        waiting = self._waiting()
-        what = _counted(waiting) if waiting else "some files are"
+        if self._thread.is_alive():
+            self._failed = self._failed or f"not done within {seconds:.0f} s"
         return (
-            f"{self.uri}: {what} not uploaded{self._because()}; kept in {self._folder}, from where "
-            "the same command with --resume uploads"
+            f"{self.uri}: {self._waiting()} not uploaded{self._because()}; kept in {self._folder}, "
+            "from where the same command with --resume uploads"
         )
 
-    def _waiting(self) -> int:
-        """Returns the number of checkpoints that are not at the URI."""
-        return sum(step.name not in self._record.steps for step in self._wanted[0])
+    def _waiting(self) -> str:
+        """Returns what is not at the URI."""
+        number = sum(step.name not in self._record.steps for step in self._wanted[0])
+        if number:
+            return "1 checkpoint is" if number == 1 else f"{number} checkpoints are"
+        return "some files are"
 
     def _because(self) -> str:
         return f" ({self._failed})" if self._failed else ""
 
     def _run(self) -> None:
-        pause = 0.0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked > self._done or self._closing)
-                if pause:
-                    self._changed.wait(pause)
-                if self._given_up:
-                    return
-                asked, (steps, best), last = self._asked, self._wanted, self._closing
+        while not self._complete:
+            self._changed.wait()
+            self._changed.clear()
+            closing, (steps, best) = self._closing, self._wanted
             try:
-                if asked:
+                if steps:
                     self._reflect(steps, best)
-                if asked and last:
+                if steps and closing:
                     self._upload_others()
+                if self._failed:
+                    say_aside(f"note: {self.uri}: uploaded now")
+                self._failed, self._complete = "", closing
             except (OSError, ValueError) as error:
                 self._failed = one_line(error)
-                self._warn()
-                pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-                pause = min(pause, _PAUSE_AT_END) if last else pause
-                continue
-            if self._told:
-                say_aside(f"note: {self.uri}: uploaded now")
-            pause, self._failed, self._told = 0.0, "", None
-            with self._changed:
-                self._done, self._complete = asked, last
-                self._changed.notify_all()
-                if last:
+                if closing:
                     return
+                say_aside(
+                    f"warning: {self.uri}: {self._waiting()} not uploaded yet{self._because()}; "
+                    "the training continues"
+                )
 
-    def _warn(self) -> None:
-        """Says how many checkpoints wait: at first, when there are more, and after a long time."""
-        waiting, now = max(self._waiting(), 1), time.monotonic()
-        number, at = self._told or (0, now)
-        if waiting > number or now > at + _TOLD_SECONDS:
-            self._told = waiting, now
-            say_aside(
-                f"warning: {self.uri}: {_counted(waiting)} not uploaded yet{self._because()}; the "
-                "training continues"
-            )
-
-    def _moving(self, size: int) -> None:
-        self._moved = time.monotonic()
+    def _check_awaited(self, size: int) -> None:
+        """Ends an upload that nobody waits for."""
         if self._given_up:
             raise OSError(f"{self.uri}: given up")
 
@@ -217,13 +189,11 @@ class Mirror:
                 self._upload(step)
             if any(step.name == named for step in steps[:-1]):
                 self._upload_best(best)  # before the newest, which may name it as well
-            for step in steps[-1:]:
-                self._upload(step)
+            self._upload(steps[-1])
             self._upload_best(best)
-            for path, uri in self.logs.items():
+            for path, uri in self._logs.items():
                 _upload_log(path, uri)
-            if steps:
-                self._prune({named, *(step.name for step in steps)})
+            self._prune({named, *(step.name for step in steps)})
 
     def _upload(self, step: Path) -> None:
         """Uploads a checkpoint unless it is there."""
@@ -232,22 +202,21 @@ class Mirror:
         if self._record.steps.get(step.name) == digest:
             return
         if step.name in self._record.steps:  # another one, which must not be taken for it
-            self._store.remove([f"{base}{MANIFEST}"])
+            self._store.remove(f"{base}{MANIFEST}")
         files = {
             f"{base}{path.relative_to(step).as_posix()}": path
             for path in sorted(step.rglob("*"))
             if path.is_file() and path != step / MANIFEST
         }
-        upload(self._store, files, self._moving)
+        upload(self._store, files, self._check_awaited)
         self._store.write(f"{base}{MANIFEST}", content)
         self._record.write({**self._record.steps, step.name: digest})
-        self._moving(len(content))
 
     def _upload_best(self, best: bytes | None) -> None:
         if best != self._best:
             key = self.uri.below(BEST).key
             if best is None:
-                self._store.remove([key])
+                self._store.remove(key)
             else:
                 self._store.write(key, best)
             self._best = best
@@ -263,7 +232,7 @@ class Mirror:
             if slash and name.startswith("step-") and name not in kept and name < max(kept):
                 keys.setdefault(name, []).append(entry.key)
         for name, own in keys.items():
-            self._store.remove([self.uri.below(f"{name}/{MANIFEST}").key])
+            self._store.remove(self.uri.below(f"{name}/{MANIFEST}").key)
             remove_all(self._store, own)
         if keys:
             left = {k: v for k, v in self._record.steps.items() if k not in keys}
@@ -279,15 +248,15 @@ class Mirror:
             if not name.startswith("step-") and name != BEST and not _is_hidden(name)
         }
         whole = {key: path for key, path in files.items() if path.name == MANIFEST}
-        upload(self._store, {k: v for k, v in files.items() if k not in whole}, self._moving)
-        upload(self._store, whole, self._moving)
+        upload(self._store, {k: v for k, v in files.items() if k not in whole}, self._check_awaited)
+        upload(self._store, whole, self._check_awaited)
 
 
 def _upload_log(path: Path, uri: Uri) -> None:
     """Uploads the whole lines of a file that is being written."""
     if path.exists():
         content = path.read_bytes()
-        open_store(uri, patient=False).write(uri.key, content[: content.rfind(b"\n") + 1])
+        open_store(uri).write(uri.key, content[: content.rfind(b"\n") + 1])
 
 
 @contextmanager
@@ -322,11 +291,11 @@ def mirrored(
         try:
             yield mirror
         except saved as error:
-            if left := mirror.close(_STOPPED_PATIENCE):
+            if left := mirror.close(_PATIENCE):
                 raise NotUploadedError(left) from error
             raise
         except BaseException:
-            if left := mirror.close(_STOPPED_PATIENCE):
+            if left := mirror.close(_PATIENCE):
                 say_aside(f"warning: {left}")
             raise
         if left := mirror.close():
@@ -383,10 +352,6 @@ def _fetch_newest(
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
-
-
-def _counted(number: int) -> str:
-    return f"{number} checkpoint is" if number == 1 else f"{number} checkpoints are"
 
 
 def _digest(content: bytes) -> str:

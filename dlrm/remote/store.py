@@ -8,25 +8,22 @@ them. None is in a message, a manifest or a checkpoint.
 import fnmatch
 import json
 import os
-import random
 import re
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from dlrm.command_line import missing_extra, say_aside
+from dlrm.command_line import missing_extra
 from dlrm.documents import one_line
 from dlrm.remote.uri import Uri
 
 NEW = "new"  # of `Store.write`: only if there is no such object
-_REPEATS, _FIRST_PAUSE = 4, 0.2  # of a read that ended early; obstore repeats requests itself
 _WAIT = {"connect_timeout": "10s", "timeout": "5m", "pool_max_idle_per_host": "64"}
 _RETRIES = {
     "max_retries": 25,  # more than fit in the time
@@ -37,7 +34,6 @@ _RETRIES = {
         "base": 3,  # a pause is random up to so many times the last one; with 2 they hardly grow
     },
 }
-_IMPATIENT = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}
 _SOUGHT = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws (with boto3), a web identity, and the role of "
     "the container or machine",
@@ -91,75 +87,24 @@ class Slice(NamedTuple):
     begin: int
 
 
-class Store(Protocol):
-    """Objects of one bucket.
-
-    All methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
-    PermissionError with the credentials that were looked for, FileExistsError for a write that the
-    condition refuses.
-    """
-
-    root: Uri
-
-    def entries(self, prefix: str) -> list[Entry]:
-        """Returns all objects whose keys begin with a prefix, by key."""
-
-    def entry(self, key: str) -> Entry:
-        """Returns an object's size and version."""
-
-    def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
-        """Returns bytes of an object, or of a file in slices, as a buffer.
-
-        Raises:
-            OSError: it is no longer the version of the entry, or was cut short each time.
-        """
-
-    def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
-        """Writes an object whole, and returns its version.
-
-        Args:
-            only_if: `NEW`, or the version that it must have now; None replaces any.
-        """
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Deletes objects; those that are gone already are no error."""
-
-
-def open_store(uri: Uri, patient: bool = True) -> Store:
+def open_store(uri: Uri) -> "Store":
     """Returns the store of a URI's bucket; connections are kept within a process, not over forks.
-
-    Args:
-        patient: whether failed requests are repeated for minutes, with a note; otherwise for
-            seconds.
 
     Raises:
         ValueError: the library for it is missing, or the settings in the environment contradict
             each other.
     """
-    return _opened(replace(uri, key=""), os.getpid(), patient)
+    return _opened(replace(uri, key=""), os.getpid())
 
 
 @lru_cache(maxsize=16)
-def _opened(root: Uri, process: int, patient: bool) -> Store:
-    if _connected_in and _connected_in != {process}:
+def _opened(root: Uri, process: int) -> "Store":
+    if _connected_in - {process}:
         from dlrm.remote.forked import ForkedStore
 
-        return ForkedStore(root)
+        return ForkedStore(root)  # type: ignore[return-value]
     _connected_in.add(process)
-    return _ObjectStore(root, patient)
-
-
-def read_slices(store: Store, entry: Entry, begin: int, end: int) -> bytearray:
-    """Returns bytes of a file in slices; see `Store.read`."""
-    content, slices = bytearray(), entry.slices
-    number = bisect_right(slices, begin, key=attrgetter("place")) - 1
-    while len(content) < end - begin:
-        one = slices[number]
-        first = begin + len(content) - one.place
-        last = min(end - one.place, one.size)
-        content += store.read(one.entry, one.begin + first, one.begin + last)
-        number += 1
-    return content
+    return Store(root)
 
 
 def find_entries(uri: Uri) -> list[Entry]:
@@ -197,13 +142,16 @@ def _pattern(key: str) -> str:
     return f"{'/'.join(parts)}(/.*)?\\Z"
 
 
-class _ObjectStore:
-    """A bucket, by obstore; see `Store`."""
+class Store:
+    """Objects of one bucket, by obstore.
 
-    def __init__(self, root: Uri, patient: bool) -> None:
+    All methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
+    PermissionError with the credentials that were looked for, FileExistsError for a write that the
+    condition refuses.
+    """
+
+    def __init__(self, root: Uri) -> None:
         self.root = root
-        self._retries = _RETRIES if patient else {**_RETRIES, **_IMPATIENT}
-        self._patient, self._repeats = patient, _REPEATS if patient else 1
         try:
             import obstore
         except ImportError as error:
@@ -214,7 +162,7 @@ class _ObjectStore:
     def _connect(self) -> Any:
         from obstore.store import from_url
 
-        options: dict[str, Any] = {"client_options": dict(_WAIT), "retry_config": self._retries}
+        options: dict[str, Any] = {"client_options": dict(_WAIT), "retry_config": _RETRIES}
         scheme = _STORES.get(self.root.scheme, self.root.scheme)
         endpoint = {
             "s3": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""),
@@ -240,6 +188,7 @@ class _ObjectStore:
             raise ValueError(f"{self.root}: {_reason(error)}") from error
 
     def entries(self, prefix: str) -> list[Entry]:
+        """Returns all objects whose keys begin with a prefix, by key."""
         if _STORES.get(self.root.scheme, self.root.scheme) == "http":
             raise ValueError(
                 f"{replace(self.root, key=prefix)}: expected the URI of a single file, as a web "
@@ -256,52 +205,58 @@ class _ObjectStore:
         return sorted(entry for entry in found if entry.key.startswith(prefix))
 
     def entry(self, key: str) -> Entry:
+        """Returns an object's size and version."""
         with self._named(key):
             return _entry(self._renewed(lambda: self._ops.head(self._store, key)))
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
+        """Returns bytes of an object, or of a file in slices, as a buffer.
+
+        Raises:
+            OSError: it is no longer the version of the entry, or was cut short each time.
+        """
         end = entry.size if end is None else end
         if begin >= end:
             return b""
         if entry.slices:
-            return read_slices(self, entry, begin, end)
+            return self._read_slices(entry, begin, end)
         options: Any = {"range": (begin, end)}
         is_web = self.root.scheme in ("http", "https")
         if not is_web and not entry.version.startswith("size "):
             options["if_match"] = entry.version
-        for turn in range(self._repeats + 1):
-            with self._named(entry.key, reading=True):
-                try:
-                    content = self._ops.get(self._store, entry.key, options=options).bytes()
-                    if len(content) == end - begin:
-                        return content
-                    failed: Exception = OSError(
-                        f"expected {end - begin:,} bytes from {begin:,} on, got {len(content):,}"
-                    )
-                except self._ops.exceptions.GenericError as error:
-                    failed = error
-                if turn == self._repeats:
-                    raise failed
-            self._pause(entry.key, turn, failed)
-        raise AssertionError
+        with self._named(entry.key, reading=True):
+            content = self._renewed(
+                lambda: self._ops.get(self._store, entry.key, options=options).bytes()
+            )
+            if len(content) != end - begin:
+                raise OSError(
+                    f"expected {end - begin:,} bytes from {begin:,} on, got {len(content):,}"
+                )
+        return content
+
+    def _read_slices(self, entry: Entry, begin: int, end: int) -> bytearray:
+        content, slices = bytearray(), entry.slices
+        number = bisect_right(slices, begin, key=attrgetter("place")) - 1
+        while len(content) < end - begin:
+            one = slices[number]
+            first = begin + len(content) - one.place
+            last = min(end - one.place, one.size)
+            content += self.read(one.entry, one.begin + first, one.begin + last)
+            number += 1
+        return content
 
     def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
+        """Writes an object whole, and returns its version.
+
+        Args:
+            only_if: `NEW`, or the version that it must have now; None replaces any.
+        """
         mode: Any = {None: "overwrite", NEW: "create"}.get(only_if) or self._update(key, only_if)
         if only_if is not None and isinstance(content, Path):
             content = content.read_bytes()  # conditions need a request of one part
-        for turn in range(self._repeats + 1):
-            with self._named(key):
-                try:
-                    made = self._renewed(
-                        lambda: self._ops.put(self._store, key, content, mode=mode)
-                    )
-                    return made["e_tag"] or ""
-                except self._ops.exceptions.GenericError as error:
-                    if only_if is not None or turn == self._repeats:
-                        raise
-                    failed = error
-            self._pause(key, turn, failed)
-        raise AssertionError
+        with self._named(key):
+            made = self._renewed(lambda: self._ops.put(self._store, key, content, mode=mode))
+        return made["e_tag"] or ""
 
     def _update(self, key: str, version: str | None) -> dict[str, str | None]:
         """Returns the condition of a write that replaces a version."""
@@ -313,22 +268,10 @@ class _ObjectStore:
             raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
         return {"version": facts["version"]}
 
-    def remove(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            with self._named(key), suppress(FileNotFoundError):
-                self._renewed(partial(self._delete, key))
-
-    def _delete(self, key: str) -> None:
-        self._ops.delete(self._store, key)
-
-    def _pause(self, key: str, turn: int, failed: Exception) -> None:
-        """Waits before a repeat, and makes a new client where credentials have expired."""
-        if self._patient:
-            note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
-            say_aside(note)
-        time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
-        if _has_expired(failed):
-            self._store = self._connect()
+    def remove(self, key: str) -> None:
+        """Deletes an object; one that is gone already is no error."""
+        with self._named(key), suppress(FileNotFoundError):
+            self._renewed(lambda: self._ops.delete(self._store, key))
 
     def _renewed(self, act: Callable[[], Any]) -> Any:
         """Makes a call, again with a new client if credentials have expired; returns its result."""

@@ -2,8 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dlrm.locks import new_suffix
 from dlrm.manifest import BLOCK_BYTES, damaged
-from dlrm.remote.store import Entry, Store, total_bytes
+from dlrm.remote.store import Entry, Store
 
 IN_FLIGHT = 32  # requests; 10,000 small objects of a local server took as long with 64
 PART_BYTES = 2 * BLOCK_BYTES  # of a large object, in one request
@@ -34,16 +34,13 @@ class Wanted(NamedTuple):
     name: str | None = None
 
 
-def download(
-    store: Store, wanted: Sequence[Wanted], done: Callable[[int], object] = lambda size: None
-) -> None:
+def download(store: Store, wanted: Sequence[Wanted]) -> None:
     """Copies objects to files, each with the object's time.
 
     Nothing waits until they are on the disk: after a power failure a file may be shorter.
 
     Args:
         wanted: objects and files, whose folders exist.
-        done: called with the bytes of objects that are there.
 
     Raises:
         OSError: an object is gone, was replaced, or cannot be read or stored; the message has its
@@ -51,15 +48,14 @@ def download(
         ValueError: a checksum differs; the message has the URI and the bytes.
     """
 
-    def copy(some: Sequence[Wanted]) -> int:
+    def copy(some: Sequence[Wanted]) -> None:
         for one in some:
             _copy(store, one, pool)
-        return total_bytes([one.entry for one in some])
 
     small = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
     with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="parts") as pool, small:
-        for size in _all(small, copy, _batches(wanted)):
-            done(size)
+        for _ in small.map(copy, _batches(wanted)):
+            pass
 
 
 def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
@@ -77,25 +73,6 @@ def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
         yield batch
 
 
-def _all(
-    pool: ThreadPoolExecutor, act: Callable[[Any], Any], items: Iterable[Any]
-) -> Iterator[Any]:
-    """Yields results as they come, with a bounded number of items at work; stops at an error."""
-    waiting: set[Future[Any]] = set()
-    try:
-        for item in items:
-            waiting.add(pool.submit(act, item))
-            if len(waiting) >= 2 * IN_FLIGHT:
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in finished)
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in finished)
-    finally:
-        for future in waiting:
-            future.cancel()
-
-
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
     entry, path, checksum, name = wanted
     partial = f"{path}.partial-{new_suffix()}"
@@ -103,7 +80,7 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
     def fetch(begin: int) -> list[str]:
         content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
         write_at(descriptor, content, begin)
-        return sums_of(content) if checksum else []
+        return _sums_of(content) if checksum else []
 
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -113,8 +90,9 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
             else:
                 parts = pool.map(fetch, range(0, entry.size, PART_BYTES))
                 sums = [crc for part in parts for crc in part]
-            if checksum is not None:
-                check_sums(store, entry, checksum, "".join(sums))
+            if checksum is not None and checksum != "".join(sums):
+                place = str(replace(store.root, key=entry.key))
+                raise damaged(place, checksum, "".join(sums))
             os.utime(descriptor, (entry.modified, entry.modified))
         finally:
             os.close(descriptor)
@@ -148,19 +126,13 @@ def write_at(descriptor: int, content: Any, begin: int) -> None:
         view, begin = view[written:], begin + written
 
 
-def sums_of(content: Any) -> list[str]:
+def _sums_of(content: Any) -> list[str]:
     """Returns the CRC-32 of each block of bytes, as manifests have them."""
     view = memoryview(content)
     return [
         f"{zlib.crc32(view[begin : begin + BLOCK_BYTES]):08x}"
         for begin in range(0, max(len(view), 1), BLOCK_BYTES)
     ]
-
-
-def check_sums(store: Store, entry: Entry, expected: str, found: str) -> None:
-    """Raises ValueError if the sums of an object's blocks are not those of its manifest."""
-    if found != expected:
-        raise damaged(str(replace(store.root, key=entry.key)), expected, found)
 
 
 def upload(
@@ -180,12 +152,12 @@ def upload(
         return path.stat().st_size
 
     with ThreadPoolExecutor(8, thread_name_prefix="upload") as pool:  # each has several parts
-        for size in _all(pool, put, files.items()):
+        for size in pool.map(put, files.items()):
             done(size)
 
 
 def remove_all(store: Store, keys: Sequence[str]) -> None:
     """Deletes objects, several at a time, as far as it is permitted."""
     with ThreadPoolExecutor(IN_FLIGHT) as pool, suppress(OSError):
-        for _ in pool.map(lambda key: store.remove([key]), keys):
+        for _ in pool.map(store.remove, keys):
             pass

@@ -76,9 +76,8 @@ COMMANDS = {
     "prepare-logs": Command(
         _NVIDIA, "dlrm.preproc.prepare_logs", "turn Criteo's logs into a dataset, step by step"
     ),
-    "transcode": Command(_NVIDIA, "dlrm.scripts.transcode", "turn CSV files into a dataset"),
-    "convert-to-binary": Command(
-        _NVIDIA, "dlrm.preproc.convert_to_binary", "turn transformed Parquet files into a dataset"
+    "transcode": Command(
+        _NVIDIA, "dlrm.scripts.transcode", "turn NVIDIA's CSV files into a dataset"
     ),
     "split-dataset": Command(
         _NVIDIA, "dlrm.scripts.split_dataset", "split a binary dataset into a file per feature"

@@ -42,40 +42,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _generate(values: Values) -> None:
-    own = values.config(GenerateConfig)
-    generate(own.feature_spec_in, own.output, own.size, own.seed)
-    print(f"{own.output}: {own.size:,} rows of each split; complete")
-
-
-def generate(path: Path, output: Path, size: int, seed: int) -> None:
-    """Writes the files; those of a chunk share the rows of its split.
-
-    Raises:
-        FileNotFoundError, FileExistsError: there is no specification, or `output` exists.
-        ValueError: the specification breaks a rule.
-    """
     import numpy as np
 
-    from dlrm.data.clicks.feature_spec import read_sections
-    from dlrm.preproc.transcode_spec import check_csv_spec
+    from dlrm.preproc.transcode_spec import read_csv_spec
 
-    sections = read_sections(path)
-    label, numerical, cardinalities = check_csv_spec(path, sections, allow_links=False)
-    chunks = [chunk for split in sections["source_spec"].values() for chunk in split]
-    cells = max(sum(len(chunk["features"]) for chunk in chunks), 1)
-    check_disk(output, 2 * cells * size, f"--size {size}")
-    random = np.random.default_rng(seed)
-    limits = {name: count or _AUTO for name, count in cardinalities.items()} | {label: 2}
+    own = values.config(GenerateConfig)
+    schema, splits = read_csv_spec(own.feature_spec_in)
+    chunks = [chunk for split in splits.values() for chunk in split]
+    cells = sum(len(chunk["features"]) for chunk in chunks)
+    check_disk(own.output, 2 * cells * own.size, f"--size {own.size}")
+    random = np.random.default_rng(own.seed)
+    limits = {field.column: field.cardinality or _AUTO for field in schema.categorical}
+    limits[schema.label.column] = 2
 
     def column(name: str, rows: int) -> list[str]:
         if name in limits:
             return random.integers(0, limits[name], rows).astype(str).tolist()
-        return [f"{x:.6f}" for x in random.random(rows)] if name in numerical else ["x"] * rows
+        numerical = name in schema.numerical_names
+        return [f"{x:.6f}" for x in random.random(rows)] if numerical else ["x"] * rows
 
-    with staged_directory(output) as staging:
+    with staged_directory(own.output) as staging:
         for chunk in chunks:
-            shares = np.full(len(chunk["files"]), size // len(chunk["files"]))
-            shares[: size % len(shares)] += 1
+            shares = np.full(len(chunk["files"]), own.size // len(chunk["files"]))
+            shares[: own.size % len(shares)] += 1
             for name, rows in zip(chunk["files"], shares.tolist(), strict=True):
                 (staging / name).parent.mkdir(parents=True, exist_ok=True)
                 with open(staging / name, "w", encoding="utf-8") as file:
@@ -83,7 +72,8 @@ def generate(path: Path, output: Path, size: int, seed: int) -> None:
                         some = min(_ROWS_AT_ONCE, rows - begin)
                         columns = (column(feature, some) for feature in chunk["features"])
                         file.writelines(f"{','.join(row)}\n" for row in zip(*columns, strict=True))
-        shutil.copyfile(path, staging / FEATURE_SPEC)
+        shutil.copyfile(own.feature_spec_in, staging / FEATURE_SPEC)
+    print(f"{own.output}: {own.size:,} rows of each split; complete")
 
 
 if __name__ == "__main__":

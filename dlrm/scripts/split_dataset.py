@@ -61,10 +61,7 @@ def _split(values: Values) -> None:
         TableOptions, schema=_schema(own.numerical_features, sizes), output_ordering="input"
     )
     tables = {split: [TableFile(path, kind)] for split, path in paths.items() if path}
-    result = prepare_preset(options, tables, own.output, run.cores, restart=run.restart)
-    for split, total in result["totals"].items():
-        print(f"{split}: {total.get('rows', 0):,} rows")
-    print(f"{own.output}: complete")
+    prepare_preset(options, tables, own.output, run.cores, restart=run.restart)
 
 
 def _schema(num_numerical: int, sizes: list[int]) -> "Schema":

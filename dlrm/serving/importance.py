@@ -11,7 +11,7 @@ from torch import Tensor
 from dlrm.data.clicks.bags import places_of
 from dlrm.metrics.intervals import delong_difference
 from dlrm.metrics.ranked import RankedRows
-from dlrm.serving.network.exportable import ExportableEnsemble, exportable
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
@@ -115,16 +115,14 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     the id's weight in the wide term; contributions of several ids are added up.
     """
     tables = quantize_tables(predictor.model, "fp32")
-    model = exportable(predictor.model, tables, recalibration=predictor.recalibration)
-    looked_up: list[Tensor] = []  # by each member of an ensemble
+    model = Exportable(predictor.model, tables, recalibration=predictor.recalibration)
+    looked_up: list[Tensor] = []
 
     def keep(module: torch.nn.Module, arguments: object, vectors: Tensor) -> Tensor:
         looked_up.append(vectors.detach().requires_grad_())
         return looked_up[-1]
 
-    members = [*model.members] if isinstance(model, ExportableEnsemble) else [model]
-    parts = [part for member in members for part in (member.tables, member.wide)]
-    hooks = [part.register_forward_hook(keep) for part in parts]  # type: ignore[operator, union-attr]
+    hooks = [part.register_forward_hook(keep) for part in (model.tables, model.wide)]
     try:
         numerical = torch.from_numpy(inputs.numerical).float().requires_grad_()
         logits = model(numerical, *map(torch.from_numpy, inputs.arrays[1:]))

@@ -11,12 +11,10 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST
 from dlrm.locks import ReplacedError, unreplaced
-from dlrm.manifest import check_listed, read_manifest
+from dlrm.manifest import check_listed
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.remote.copies import Copies
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.serving.predictor import Predictor, check_features
@@ -30,15 +28,12 @@ from dlrm.train.checkpoints.checkpoint import (
 )
 from dlrm.train.checkpoints.description import CONFIG
 from dlrm.train.checkpoints.directory import checkpoint_in_use
-from dlrm.train.checkpoints.ensemble import member_checkpoints
-from dlrm.train.checkpoints.state import MEMBERS
 
 # Fields of `DLRMConfig` for each categorical field, by their names under "dataset".
 _OF_FIELDS = {
     "table_poolings": "poolings",
     "field_tables": "field tables",
     "field_targets": "targets",
-    "field_dims": "embedding dims",
 }
 _ATTEMPTS = 100  # to load a checkpoint that is being replaced again and again
 
@@ -103,20 +98,8 @@ def _loaded(
     return Predictor(model, transform, path, recalibration=recalibration)
 
 
-def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
-    """Makes the network or networks that a checkpoint describes, and loads the weights."""
-    if members := member_checkpoints(path):  # which compare the files of their own manifests
-
-        def own(name: str) -> bool:  # or the manifest of a member
-            return not name.startswith(f"{MEMBERS}/") or name.endswith(f"/{MANIFEST}")
-
-        read_manifest(path, "checkpoint", True, own)
-        return Ensemble([load_one(member, device) for member in members]).eval()
-    return load_one(path, device)
-
-
-def load_one(path: Path, device: str = "cpu") -> DLRM:
-    """Makes the network of a checkpoint without an ensemble, and loads its weights."""
+def load_model(path: Path, device: str = "cpu") -> DLRM:
+    """Makes the network that a checkpoint describes, and loads the weights."""
     model = DLRM(model_config(path)).to(device).eval()
     load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
     return model
@@ -151,7 +134,6 @@ def model_config(path: Path) -> DLRMConfig:
 
 
 def _num_numerical(path: Path) -> int:
-    path = next(iter(member_checkpoints(path)), path)
     shape = read_shape(path, "bottom_mlp.0.weight")
     if len(shape) != 2:
         raise ValueError(f"{path}: bottom_mlp.0.weight: expected a matrix, got {shape}")

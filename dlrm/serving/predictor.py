@@ -21,7 +21,6 @@ from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged
@@ -64,7 +63,7 @@ class Predictor(Judged, Scoring):
 
     def __init__(
         self,
-        model: DLRM | Ensemble,
+        model: DLRM,
         transform: Transform | None,
         path: Path,
         batch_size: int = BATCH_SIZE,

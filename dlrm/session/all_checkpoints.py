@@ -55,7 +55,7 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
     paths = from_first(sorted(directory.glob("step-*/dense.safetensors")), trainer.world)
     average = {}
     with agreed(trainer.world, ValueError, OSError):
-        if trainer.world.rank == 0:  # other nodes may not see them
+        if trainer.world.rank == 0:
             average = average_in_order((read_tensors(path) for path in paths), decay)
     average = from_first(average, trainer.world)
     with torch.no_grad():
@@ -72,8 +72,7 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
             )
     if not saved:
         weights = Parameters(model, parts=trainer.parameters.parts)
-        nodes = trainer.checkpoints.nodes
-        save_checkpoint(target, weights, trainer.run, facts, world=world, nodes=nodes)
+        save_checkpoint(target, weights, trainer.run, facts, world=world)
     trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
     if not test.num_samples:
         return {}

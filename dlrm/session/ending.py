@@ -47,10 +47,9 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     """Runs a command and ends the process with its exit code.
 
     Exit codes: 0; 1 after an error, which is printed on one line; 74 a training whose last
-    checkpoint is not at its URI (`dlrm.remote.mirror`); 75 a training stopped by SIGTERM; 76 a rank
-    hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated before or after
-    the training. With several ranks SIGTERM ends a rank at once, since an exception would not end a
-    rank that waits for another.
+    checkpoint is not at its URI (`dlrm.remote.mirror`); 75 a training stopped by SIGTERM; 130
+    interrupted from the keyboard; 143 terminated before or after the training. With several ranks
+    SIGTERM ends a rank at once, since an exception would not end a rank that waits for another.
     """
     code: int | str = 0
     at_once = False  # without waiting for threads that wait for a store

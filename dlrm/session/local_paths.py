@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,9 @@ from dlrm.train.log import StoppedError
 _CHECKPOINTS, _LOG = "save_checkpoint_path", "log_path"
 
 
-@dataclass
-class LocalPaths:
-    """The flags of a command with local paths.
-
-    Attributes:
-        values: the flags, without those of the cache.
-        mirror: the directory of checkpoints on the first rank, if its flag is a URI.
-    """
-
-    values: Values
-    mirror: Mirror | None = None
-
-
 def enter_local_paths(
     stack: ExitStack, values: Values, roles: Mapping[str, str], trains: bool, world: World
-) -> LocalPaths:
+) -> tuple[Values, Mirror | None]:
     """Fetches what the flags read by URI, and gives what they write there a local place.
 
     Checkpoints are uploaded during the training, see `mirrored`, and other files as `stack` ends,
@@ -47,13 +33,17 @@ def enter_local_paths(
         roles: flags that may be URIs, see `dlrm.remote.edges`.
         world: the processes, which call it together; the first one writes.
 
+    Returns:
+        The flags, without those of the cache, and the mirror of the directory of checkpoints on the
+        first rank, if its flag is a URI.
+
     Raises:
         ValueError, OSError: an object cannot be read, or a place may not be written.
     """
-    found = LocalPaths(values.without(settings_of(CacheConfig)))
+    own_values, mirror = values.without(settings_of(CacheConfig)), None
     uris = uris_among(values, roles)
     if not uris:
-        return found
+        return own_values, mirror
     show_uris()
     cache = Cache.of_flags(values)
     changed: dict[str, Any] = {}
@@ -65,7 +55,7 @@ def enter_local_paths(
             made = mirrored(
                 cache, uri, values["keep_checkpoints"], values["resume"], (StoppedError,)
             )
-            found.mirror = stack.enter_context(made)
+            mirror = stack.enter_context(made)
     for name, own in uris.items():
         role = Role.parse(roles[name])
         if role.act == OWN:
@@ -84,8 +74,7 @@ def enter_local_paths(
             changed[name] = str(cache.output_path(own[0]))
             if first:
                 stack.enter_context(_uploaded(cache, own[0], name == _LOG))
-    found.values = found.values.replaced(changed)
-    return found
+    return own_values.replaced(changed), mirror
 
 
 def _fetch_log(uri: Uri, path: Path) -> None:

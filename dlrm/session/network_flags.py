@@ -64,6 +64,8 @@ class NetworkRunConfig:
         "Save an average V of the checkpoints' weights W after training: V = this * V + (1 - "
         "this) * W for each checkpoint in turn; default: no average",
         topic="Checkpoints and files",
+        least=0,
+        below=1,
         resumable=True,
     )
 
@@ -83,18 +85,10 @@ CONFIGS: tuple[tuple[str, type], ...] = (
 )
 TOPICS = ("Run", "Data", "Text", "Training", "Checkpoints and files", "Inference benchmark")
 # What the trainings of image and language networks do not have, or describe differently.
-WITHOUT = (
-    *("amp", "amp_dtype", "auc_threshold", "early_stop"),
-    *("plateau_patience", "plateau_factor"),
-)
+WITHOUT = (*("auc_threshold", "early_stop", "plateau_patience", "plateau_factor"),)
 DEFAULTS = {"keep_checkpoints": 1000}
 HELPS = {
     "save_checkpoint_path": "Directory in which to save checkpoints",
-    "precision": "fp32, bf16 or fp16, or the bits of matrix products and of weights, such as "
-    "16.32; default: fp32",
-    "half_dtype": "16-bit type of --precision 16.16 and 16.32; default: fp16 on cuda, otherwise "
-    "bf16",
-    "loss_scale": "Static loss scale in fp16",
     "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a step",
 }
 

@@ -68,7 +68,7 @@ def run_mode(
         values, world = session.values, session.world
         with session.agreed():
             parts = pipeline_parts(values, world.size, training_modes)
-        divided = pipelines(world, parts, values["rank_timeout"])
+        divided = pipelines(world, parts)
         with session.agreed():
             run = open_run(values, divided)
         torch.manual_seed(run.values["seed"] + world.rank)  # of dropout, which ranks draw anew
@@ -106,15 +106,9 @@ def device_line(run: NetworkRun, model: str) -> str:
 
 def common_notices(run: NetworkRun) -> Iterator[str]:
     """Returns lines about differences from what the flags suggest."""
-    values, task = run.values, run.task
     if run.division.note:
         yield run.division.note
-    if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
-        half = task.precision.dtype(run.world.device)
-        yield (
-            f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
-        )
-    if values["pipeline_splits"]:
+    if run.values["pipeline_splits"]:
         yield _pipeline_notice(run)
 
 
@@ -179,7 +173,7 @@ def trainer(
         log=session.log,
         checkpoints=session.checkpoints,
         run=run.recorded(),
-        beat=session.beat,
+        after_step=session.after_step,
         optimizers=run.task.optimizers(optimizer),
         scaler=run.task.scaler(min((n for n in limits if n is not None), default=None)),
         pipelines=run.pipelines,

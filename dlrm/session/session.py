@@ -1,7 +1,7 @@
 """Sessions of training commands: from joining the world to the summary, with an exit code."""
 
+import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,16 +18,15 @@ from dlrm.distributed import (
     check_same,
     choose_device,
     from_first,
-    gather,
     join_world,
     launch,
 )
+from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.session.ending import end_with_launcher, stopped_by_sigterm
 from dlrm.session.local_paths import enter_local_paths
-from dlrm.session.nodes import PLACES, check_data, clock_notes, enter_copies
 from dlrm.session.profiling import StepProfiler
 from dlrm.tasks.run import CONTINUES, USER_ERRORS, Run
 from dlrm.train.checkpoints.checkpoint import (
@@ -42,13 +41,13 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog
-from dlrm.train.reports.console import Line, NvidiaConsole, Saved
+from dlrm.train.reports.console import Line, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
-from dlrm.train.watchdog import Watchdog
 
+_DATA = ("dataset", "test_dataset")
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 
 
@@ -60,12 +59,10 @@ class Session:
     Attributes:
         values: the flags, with the path of the log.
         log: destination of reports.
-        dog: detects a rank that hangs.
         checkpoints: directory of a training's checkpoints; None saves nothing.
 
     Args:
         ranks_may_differ: flags that may differ between ranks.
-        console: prints the reports; by default one of the form of `--log_format`.
         uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
         trains: whether the command trains.
         complete: fills in further flags, once there are local paths for all URIs, and raises errors
@@ -73,42 +70,37 @@ class Session:
     """
 
     log: RunLog
-    dog: Watchdog
     checkpoints: CheckpointDirectory | None
 
     def __init__(
         self,
         values: Values,
         ranks_may_differ: frozenset[str] = frozenset(),
-        console: NvidiaConsole | None = None,
         uris: Mapping[str, str] | None = None,
         trains: bool = False,
         complete: Callable[[Values, World], Values] = lambda values, world: values,
     ) -> None:
-        self._console = console
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
-        self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        self.world = join(values["base_device"], values["backend"], given)
         self.at_the_end = ExitStack()
         try:
             with self.agreed():
-                local = enter_local_paths(self.at_the_end, values, uris or {}, trains, self.world)
-            self._mirror = local.mirror
-            asked = _with_log_path(local.values)
-            found, self._copies = enter_copies(self.at_the_end, asked, trains, self.world)
-            check_data(found, self.world)
+                local, self._mirror = enter_local_paths(
+                    self.at_the_end, values, uris or {}, trains, self.world
+                )
+            found = _with_log_path(local)
+            _check_copies({name: found.get(name) for name in _DATA}, self.world)
             with self.agreed():
                 self.values = complete(found, self.world)
-            places = {name: asked[name] for name in PLACES if name in asked}
-            self._check_same(ranks_may_differ, places)
+            self._check_same(ranks_may_differ)
         except BaseException:
             self.at_the_end.__exit__(*sys.exc_info())
             raise
 
-    def _check_same(self, ranks_may_differ: frozenset[str], places: Mapping[str, Any]) -> None:
+    def _check_same(self, ranks_may_differ: frozenset[str]) -> None:
         values = self.values
-        # The caches of nodes, and copies, may have other places.
-        named = values_with_uris(values.replaced(places))
+        named = values_with_uris(values)  # as hosts may have caches at other places
         shared = {f"--{k}": v for k, v in named.items() if k not in ranks_may_differ}
         check_same({"version of dlrm": __version__, **shared}, self.world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
@@ -125,7 +117,7 @@ class Session:
         return agreed(self.world, *USER_ERRORS)
 
     def watch(self, run: Run, lines: Iterable[str | Line]) -> None:
-        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins."""
+        """Opens the log and the checkpoints of a run, and reports how it begins."""
         values, world = run.values, self.world
         with self.agreed():
             if values["profile"] and not run.trains:
@@ -134,24 +126,29 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
-        self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         self.checkpoints = self._checkpoints(run) if run.trains else None
         self.log.parameters(values_with_uris(values))
-        for line in (*lines, *self._node_notes()):
+        for line in lines:
             self.log.line(*((line,) if isinstance(line, str) else line))
         if values["profile"]:
-            self._profiler = _profiler(run, self.log)
+            self._profiler = StepProfiler(
+                values["profile"],
+                values["benchmark_warmup_steps"],
+                Path(values["log_path"]).absolute().parent,
+                world.rank,
+                world.device,
+                self.log.line,
+            )
             self.at_the_end.callback(self._profiler.close)
 
-    def beat(self, step: int) -> None:
-        """Reports that training has reached a step."""
-        self.dog.beat(step)
+    def after_step(self, step: int) -> None:
+        """Counts a step of the training for `--profile`."""
         if self._profiler:
-            self._profiler.beat(step)
+            self._profiler.after_step()
 
     def load_weights(self, run: Run, parameters: Parameters) -> bool:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
@@ -170,12 +167,8 @@ class Session:
         Args:
             batches: the arguments of `Trainer.fit`.
         """
-        gather(None, self.world)  # all ranks have read what they begin with
-        for copy in self._copies:
-            shutil.rmtree(copy, ignore_errors=True)
         with stopped_by_sigterm(trainer):
             summary = trainer.fit(*batches)
-        self.dog.rest()
         if self._profiler:
             self._profiler.finish()
         if run.values["mode"] != "benchmark_training":
@@ -193,31 +186,15 @@ class Session:
             run.transform,
             self.world,
             values.get("async_checkpoint", False),
-            self.dog.beat,
         )
-        checkpoints.tensors = run.tensors
         if run.continued:
             checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
         if self._mirror is not None:
             checkpoints.saved = self._mirror.saved
             self._mirror.add_log(values["log_path"])
-        self.at_the_end.callback(checkpoints.close)
         new_or_resumed(checkpoints, values["resume"])
+        self.at_the_end.callback(checkpoints.release)
         return checkpoints
-
-    def _node_notes(self) -> list[str]:
-        """Returns lines about differences between the nodes; all ranks call it."""
-        notes = clock_notes(self.world)
-        if self.checkpoints is not None and (senders := self.checkpoints.nodes.senders):
-            ranks = ", ".join(map(str, senders))
-            who = f"rank {ranks} on another node does"
-            if senders[1:]:
-                who = f"ranks {ranks} on other nodes do"
-            notes.append(
-                f"note: {who} not see the directory of rank 0, {self.checkpoints.path}; "
-                "checkpoints are gathered there"
-            )
-        return notes
 
 
 def _with_log_path(values: Values) -> Values:
@@ -240,18 +217,6 @@ def _open_trackers(run: Run, log: RunLog) -> None:
         log.trackers = [*trackers]
 
 
-def _profiler(run: Run, log: RunLog) -> StepProfiler:
-    values, world = run.values, run.world
-    return StepProfiler(
-        values["profile"],
-        values["benchmark_warmup_steps"],
-        Path(values["log_path"]).absolute().parent,
-        world.rank,
-        world.device,
-        log.line,
-    )
-
-
 def set_deterministic(wanted: bool) -> None:
     """Makes all operators reproducible bit for bit, or as fast as possible.
 
@@ -264,13 +229,12 @@ def set_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
 
 
-def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+def join(asked: str | None, backend: str, backend_given: bool) -> World:
     """Joins the world of the launcher's variables.
 
     Args:
         asked: device, or None for CUDA if available.
         backend_given: whether the user chose that backend.
-        timeout: seconds to wait for the other processes.
     """
     if launch().size > 1:
         end_with_launcher()
@@ -279,14 +243,14 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
         raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
     if chosen.startswith("cuda:"):
         torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
-    return join_world(chosen, backend, timeout)
+    return join_world(chosen, backend)
 
 
 @contextmanager
 def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
-    The path may be another on each node, as long as all have copies of the same directory.
+    The path may be another on each host, as long as all have copies of the same directory.
 
     Args:
         newest: see `find_checkpoint`.
@@ -297,7 +261,19 @@ def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Ite
             if path and world.rank == 0:
                 inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
         inside = from_first(inside, world)
-        yield Path(path, inside) if path and inside else None
+        found = Path(path, inside) if path and inside else None
+        _check_copies({"checkpoint": found}, world)
+        yield found
+
+
+def _check_copies(paths: Mapping[str, str | os.PathLike | None], world: World) -> None:
+    """Checks that all ranks have the same datasets or checkpoints, by their manifests."""
+    digests = {}
+    for name, path in paths.items():
+        manifest = Path(path or "", MANIFEST)
+        digest = path and manifest.is_file() and hashlib.sha256(manifest.read_bytes()).hexdigest()
+        digests[f"SHA-256 of the {name}'s {MANIFEST}"] = digest or "none"
+    check_same(digests, world)
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
@@ -339,11 +315,9 @@ def resume(
         )
         log.line(f"no checkpoint in {trainer.checkpoints.path} yet: {begins}")
         return False
-    with trainer.checkpoints.on_all_nodes(last) as path:
-        own = path or last
-        with agreed(trainer.world, ValueError, OSError):
-            check_unchanged(last, dict(frozen(read_config(own))), dict(frozen(trainer.run)))
-        trainer.resume(own)
+    with agreed(trainer.world, ValueError, OSError):
+        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    trainer.resume(last)
     log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
     return True
 

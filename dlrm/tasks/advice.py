@@ -5,7 +5,6 @@ import os
 import torch
 
 from dlrm.host_cores import idle_cores
-from dlrm.model.config import FUSED_TYPES
 from dlrm.model.tables.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, UPDATE
 from dlrm.tasks.config import ClickConfig
@@ -46,11 +45,10 @@ def advice(
         ],
         LOOKUP: [
             recording,
-            ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES),
+            ("--embedding_dtype bf16", not narrow),
         ],
         UPDATE: [
             recording,
-            ("--embedding_type joint_fused", model.embedding_type not in FUSED_TYPES),
             ("--embedding_dtype bf16", not narrow),
         ],
     }

@@ -6,31 +6,24 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 import hashlib
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
+from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.clicks.distilled import Distilled
-from dlrm.data.clicks.replay import replay_note
 from dlrm.data.transform.difference import check_extends, compare_transforms
-from dlrm.distributed import World, agreed, check_same, from_first
+from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
-from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
+from dlrm.model.config import ARCHITECTURE, DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
@@ -44,14 +37,12 @@ from dlrm.tasks.config import (
     ClickConfig,
 )
 from dlrm.tasks.continuing import (
-    DAYS,
-    Days,
     check_continued,
     check_sizes,
     facts_of,
     learning_rate_mode,
 )
-from dlrm.tasks.footprint import Footprint, agree_that_tables_fit, agree_that_teacher_fits
+from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
@@ -64,7 +55,7 @@ from dlrm.tasks.run import (
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.cuda_graph import CudaRecorder, why_none_records
+from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.ema import EMA
 from dlrm.train.precision import loss_scaler
 from dlrm.train.schedule import ScheduleConfig
@@ -78,19 +69,16 @@ class ClickRun(Run):
     Attributes:
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
-        evicted: rows of tables that begin anew in the continued run, by the table's number.
         can_be_recorded: --cuda_graphs would record the steps.
-        teacher: returns the probabilities that the labels of training batches are mixed with; None
-            keeps the labels.
+        teacher: network whose probabilities the labels of training batches are mixed with, or None.
     """
 
     config: ClickConfig
     whole: Datasets
     notes: list[str]
     task: Recommendation
-    evicted: dict[int, np.ndarray] = field(default_factory=dict)
     can_be_recorded: bool = False
-    teacher: Callable[[Batch], Tensor] | None = None
+    teacher: DLRM | None = None
 
     @classmethod
     def open(
@@ -135,7 +123,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]))
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             if self.trains:  # these are in the fingerprint that a resumed run compares
@@ -143,21 +131,19 @@ class ClickRun(Run):
                     datasets.train.batch(index)
         return datasets
 
-    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM | Ensemble]) -> None:
+    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM]) -> None:
         """Mixes the labels of the training batches with the probabilities of a trained model.
 
         A resumed run needs the same model. All ranks call it in step, and each loads the model.
 
         Args:
-            checkpoint: the model's, which is in use during the run.
             load: makes the network of a checkpoint on a device.
 
         Raises:
-            ValueError, OSError: the checkpoint is damaged, too large for the memory, or of a model
-                with another transform or other fields; it is named.
+            ValueError, OSError: the checkpoint is damaged, or of a model with another transform or
+                other fields; it is named.
         """
         values, train, data = self.values, self.whole.train, self.config.data
-        agree_that_teacher_fits(checkpoint, self.world)
         with agreed(self.world, *USER_ERRORS):
             if self.world.rank == 0:
                 note = compare_transforms(
@@ -181,7 +167,7 @@ class ClickRun(Run):
         self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
         weight = self.config.distill.distill_weight
         self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
-        self.teacher = _probabilities_of(network, self.world.device)
+        self.teacher = network
 
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
@@ -224,12 +210,7 @@ class ClickRun(Run):
             "schedule": schedule.rates(num_steps, len(train)),
             "schedule_restarts": self.values["continue_lr"] == REWARM,
             "config": config.train,
-            "scaler": loss_scaler(
-                config.precision,
-                self.world.device,
-                config.step.max_grad_norm,
-                counted_elsewhere=task.counted_elsewhere(),
-            ),
+            "scaler": loss_scaler(config.precision, self.world.device, config.step.max_grad_norm),
             "recorder": task.recorder,
             "ema": self._ema(),
             "advice": advice(config, task, self.can_be_recorded),
@@ -245,7 +226,7 @@ class ClickRun(Run):
         assert self.continued is not None
         assert self.checkpoint is not None
         sizes = self.task.model.config.embedding_rows
-        adapted = partial(changed_rows, table_sizes=sizes, evicted=self.evicted)
+        adapted = partial(changed_rows, table_sizes=sizes)
         trainer.continue_run(self.checkpoint, adapted)
         mode, step = self.values["continue_lr"], trainer.progress.step
         line = f"continues from {self.checkpoint} after step {step} (--continue_lr {mode})"
@@ -255,10 +236,6 @@ class ClickRun(Run):
         before, tables = saved.get("table sizes", sizes), saved.get("field tables")
         if added := sum(sizes) - sum(dict(zip(tables or range(len(before)), before)).values()):  # noqa: B905
             line += f"; {added:,} rows appended"
-        if self.evicted:
-            evicted = sum(map(len, self.evicted.values()))
-            days = self.values["evict_unseen_days"]
-            line += f"; {evicted:,} rows unseen for {days} days begin anew"
         return line
 
     def _ema(self) -> EMA | None:
@@ -267,22 +244,6 @@ class ClickRun(Run):
         # An EMA of tables would read and write all of their rows in every step.
         dense = Parameters(self.task.model, self.task.table_parameters()).dense()
         return EMA(self.task.model, self.config.step.ema_decay, dense)
-
-
-def _probabilities_of(network: DLRM | Ensemble, device: str) -> Callable[[Batch], Tensor]:
-    """Returns a function from the samples of a batch to a network's probabilities, `[samples]`.
-
-    Batches are read by several threads, of which one at a time runs the network.
-    """
-    one_at_a_time = Lock()
-
-    def probabilities(batch: Batch) -> Tensor:
-        moved = batch.map(lambda tensor: tensor.to(device))
-        ids = moved.categorical, moved.lengths
-        with one_at_a_time, torch.no_grad():
-            return network(moved.numerical, *ids, id_weights=moved.id_weights).sigmoid()
-
-    return probabilities
 
 
 class _Opening:
@@ -325,9 +286,6 @@ class _Opening:
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),
             )
-            field_dims = _said(self.known, "embedding dims", whole.train.field_dims)
-            names, poolings = whole.train.categorical_names, whole.train.poolings
-            check_dims(names, field_dims, poolings, self.values["embedding_dim"])
             architecture = self.values.config(
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
@@ -335,7 +293,6 @@ class _Opening:
                 table_poolings=_said(self.known, "poolings", whole.train.poolings),
                 field_tables=_said(self.known, "field tables", whole.train.field_tables),
                 field_targets=_said(self.known, "targets", whole.train.targets),
-                field_dims=field_dims,
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture)
@@ -343,12 +300,13 @@ class _Opening:
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
         read = whole.train if self.trains else whole.test
-        unrecorded = self._unrecorded(read, placement)
+        unrecorded = None
+        if self.config.step.cuda_graphs:
+            unrecorded = _why_not_recorded(self.values, world, read)
         with agreed(world, *USER_ERRORS):
-            task = self._task(architecture, unrecorded, placement)
+            task = self._task(architecture, unrecorded)
             told_by = fingerprint(read)
             self._choose_products(task)
-        days, evicted = self._days(whole, architecture)
         transform = fitted / layout.TRANSFORM if fitted else None
         if self.known is None and self.trains:
             found.append(fit_edges(task.model, whole.train, transform, world))
@@ -359,7 +317,6 @@ class _Opening:
             )
         saves = bool(self.values["save_checkpoint_path"])
         notes = [printable(note) for note in found if note]
-        notes += [replay] if (replay := replay_note(self.config.data)) else []
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
@@ -375,12 +332,10 @@ class _Opening:
             may_change=frozenset(self.resumable - length),
             transform=transform if transform and transform.is_dir() else None,
             continued=self.continued,
-            tensors=days,
             config=self.config,
             whole=whole,
             notes=notes,
-            evicted=evicted,
-            can_be_recorded=_why_not_recorded(self.values, world, read, placement) is None,
+            can_be_recorded=_why_not_recorded(self.values, world, read) is None,
         )
 
     def _continued(self) -> dict[str, Any] | None:
@@ -395,30 +350,6 @@ class _Opening:
         asked, step = self.values["continue_lr"], self.continued["step"]
         mode = learning_rate_mode(asked, self.config.schedule, step)
         self.values = self.values.replaced({"continue_lr": mode})
-
-    def _days(
-        self, whole: Datasets, architecture: DLRMConfig
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[int, np.ndarray]]:
-        """Returns the days for checkpoints, and rows to begin anew, by the table's number."""
-        most, days = self.values["evict_unseen_days"], {}
-        evicted: dict[int, np.ndarray] = {}
-        if not self.trains or most is None:
-            return {}, {}
-        asked = f"--evict_unseen_days {most}"
-        with agreed(self.world, *USER_ERRORS):
-            if self.continued is None:
-                raise ValueError(f"{asked} needs --continue_from")
-            if architecture.hash_indices:
-                raise ValueError(f"{asked} contradicts --hash_indices, by which ids share rows")
-            if self.world.rank == 0:
-                assert self.known is not None
-                today, sizes = self.continued["day"], architecture.embedding_rows
-                known = Days.load(self.known, sizes, today - self.begins)
-                if self.begins:
-                    evicted = known.unseen(today, most)
-                    known = known.after(today, whole.train, evicted)
-                days = {DAYS: known.tensors()}
-        return days, from_first(evicted, self.world)
 
     def _datasets(self) -> Datasets:
         """Opens the whole dataset on every rank, first on rank 0, which may have to write it."""
@@ -439,11 +370,9 @@ class _Opening:
         """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
         if self.world.rank > 0:
             return
-        allowed = self.values["allow_other_transform"]
-        for earlier in self.values["replay_data"] or () if fitted and not allowed else ():
-            yield check_extends(earlier, fitted, layout.KIND)  # type: ignore[arg-type]
         if self.known is None:
             return
+        allowed = self.values["allow_other_transform"]
         if self.begins and fitted and not allowed:
             yield check_extends(self.known, fitted)
             return
@@ -468,33 +397,10 @@ class _Opening:
             raise ValueError(
                 f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
             )
-        elif architecture.embedding_type not in FUSED_TYPES:
-            raise ValueError(
-                f"--table_files {files} needs --embedding_type joint_fused, got "
-                f"{architecture.embedding_type}"
-            )
 
-    def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
-        """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
-        why_not = None
-        with agreed(self.world, *USER_ERRORS):
-            if self.config.step.cuda_graphs:
-                why_not = _why_not_recorded(self.values, self.world, read, placement)
-        return why_none_records(why_not, self.world)
-
-    def _task(
-        self,
-        architecture: DLRMConfig,
-        unrecorded: str | None,
-        placement: Placement,
-    ) -> Recommendation:
+    def _task(self, architecture: DLRMConfig, unrecorded: str | None) -> Recommendation:
         config, world, step = self.config, self.world, self.config.step
-        recorded, kind = step.cuda_graphs and unrecorded is None, architecture.embedding_type
-        if recorded and self.trains and kind not in FUSED_TYPES:
-            raise ValueError(
-                f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
-                "torch's optimizers of sparse gradients wait for the GPU at every step"
-            )
+        recorded = step.cuda_graphs and unrecorded is None
         return Recommendation(
             architecture,
             world,
@@ -503,9 +409,7 @@ class _Opening:
             auc_on_cpu=step.auc_device == "CPU",
             optimized_mlp=step.optimized_mlp,
             recorder=CudaRecorder(world.device) if recorded else None,
-            execution=step.execution,
             has_clicks=config.data.has_clicks,
-            placement=placement,
             files=step.table_files,
         )
 
@@ -531,18 +435,14 @@ def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> A
     return here if saved is None else tuple(saved)
 
 
-def _why_not_recorded(
-    values: Values, world: World, data: ClickDataset, placement: Placement
-) -> str | None:
-    """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
+def _why_not_recorded(values: Values, world: World, data: ClickDataset) -> str | None:
+    """Returns the reason why the run cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":
         return "it is for GPUs"
-    if world.size > 1 and values["backend"] != "nccl":
-        return f"--backend {values['backend']} waits for the GPU"
+    if world.size > 1:
+        return "it is for one process"
     if not data.one_id_each:
         return "batches with several ids a table differ in shape"
     if values["embedding_l2"]:
         return "--embedding_l2 counts steps on the host"
-    if any(piece.replicated or not piece.has_all_rows for piece in placement.pieces):
-        return "copies and divided rows send as many rows as a batch has of them"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"

@@ -71,7 +71,6 @@ def fingerprint(data: ClickDataset) -> dict[str, Any]:
         "poolings": data.poolings,
         "field tables": data.field_tables,
         "targets": data.targets,
-        "embedding dims": data.field_dims,
     }
     return {
         "rows": data.num_samples,

@@ -13,7 +13,7 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece
 from dlrm.metrics.clicks import click_metrics, fraction_metrics
 from dlrm.model.layers.packed import mean_of_members
-from dlrm.model.tables.layout import Tables
+from dlrm.model.tables.joint import JointEmbedding
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.log import Loader
@@ -139,9 +139,11 @@ class ClickTask:
         }
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
-        """Returns the parameters that hold tables, with their contents; see `Tables`."""
-        modules = (module for module in self.model.modules() if isinstance(module, Tables))
-        return [one for tables in modules for one in tables.table_parameters()]
+        """Returns the parameters that hold tables, each with its pieces of tables by number."""
+        return [one for tables in self._tables() for one in tables.table_parameters()]
+
+    def _tables(self) -> list[JointEmbedding]:
+        return [module for module in self.model.modules() if isinstance(module, JointEmbedding)]
 
     def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
         """Returns the optimizers of the tables and of the rest, without those of frozen parts.
@@ -149,7 +151,8 @@ class ClickTask:
         Raises:
             ValueError: the configuration changes rows that no batch looks up.
         """
-        groups, result = self.parameter_groups(), []
+        groups = self.parameter_groups()
+        result: list[torch.optim.Optimizer] = []
         kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
         if config.embedding_l2 and config.embedding_l2_mode == "all":
             raise ValueError(
@@ -157,9 +160,8 @@ class ClickTask:
                 'embedding_l2_mode="looked_up"'
             )
         if groups["tables"] and not config.freeze_embeddings:
-            tables = (module for module in self.model.modules() if isinstance(module, Tables))
-            low = {k: v for own in tables for k, v in own.lower_halves().items()}
-            result.append(table_optimizer(kind, groups["tables"], True, low, None, *l2))
+            low = {k: v for own in self._tables() for k, v in own.lower_halves().items()}
+            result.append(table_optimizer(kind, groups["tables"], low, None, *l2))
         if groups["dense"] and not config.freeze_mlps:
             kind, decay = config.mlp_optimizer, config.weight_decay
             result.append(dense_optimizer(kind, groups["dense"], decay))

@@ -14,25 +14,16 @@ from dlrm.train.schedule import ScheduleConfig, check_schedule
 AUTO_PRODUCTS = "auto"
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
 SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")
-CLICK_EXECUTIONS = ("eager", "graph", "lazy")
 
 
 @dataclass(frozen=True)
 class StepConfig:
     """The computation of a DLRM's steps and tests; field names are those of the flags."""
 
-    execution: str = setting(
-        "eager",
-        "Execution of the MLPs and the interaction: eager, with native operators; graph, with "
-        "torch.compile, each part as one graph; lazy, a name for graph",
-        choices=CLICK_EXECUTIONS,
-        topic="Run",
-        resumable=True,
-    )
     cuda_graphs: bool = setting(
         False,
-        "Replay each training step and each prediction as one CUDA graph per process, with the "
-        "same results; needs one id per sample and table, and --backend nccl",
+        "Replay each training step and each prediction as one CUDA graph, with the same results; "
+        "for one process, and one id per sample and table",
         topic="Run",
         resumable=True,
     )
@@ -46,8 +37,7 @@ class StepConfig:
     mlp_products: str = setting(
         AUTO_PRODUCTS,
         "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes those "
-        "that are faster on processors of this kind (dlrm doctor --tune times both); a "
-        "resumed run keeps its own",
+        "that are faster on processors of this kind; a resumed run keeps its own",
         choices=(AUTO_PRODUCTS, *PRODUCTS),
         topic="Model",
     )
@@ -65,9 +55,8 @@ class StepConfig:
     table_files: str | None = setting(
         None,
         "Directory, on a fast local disk, for files of the tables and of their optimizer's state, "
-        "which the operating system keeps in memory as far as there is room; CPU only, needs "
-        "--embedding_type joint_fused. The results are the same, bit for bit. The files go with "
-        "the process",
+        "which the operating system keeps in memory as far as there is room; CPU only. The "
+        "results are the same, bit for bit. The files go with the process",
         topic="Tables larger than memory",
         resumable=True,
     )
@@ -80,11 +69,6 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.execution != "eager" and self.cuda_graphs:
-            raise ValueError(
-                f"--cuda_graphs contradicts --execution {self.execution}: it records what "
-                "--execution eager runs"
-            )
 
 
 @dataclass(frozen=True)
@@ -140,12 +124,6 @@ class ClickCheckpointConfig(CheckpointConfig):
         "depends on the length of the run or has come to 0",
         choices=CONTINUE_LR,
         topic="Learning rate",
-    )
-    evict_unseen_days: int | None = setting(
-        None,
-        "With --continue_from, begin table rows anew whose ids were in no training row of this "
-        "many runs before; default: never, or as that run did",
-        least=1,
     )
     async_checkpoint: bool = setting(
         False,
@@ -232,5 +210,5 @@ RESUMABLE = resumable_of(*(config for _, config in CLICK_CONFIGS))
 CARRIED = tuple(
     name
     for name in settings_of(*(config for _, config in CLICK_CONFIGS))
-    if name not in {*RESUMABLE, "base_device", "continue_lr", "distill_weight", "replay"}
+    if name not in {*RESUMABLE, "base_device", "continue_lr", "distill_weight"}
 )

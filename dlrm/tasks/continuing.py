@@ -1,23 +1,14 @@
 """Trainings that continue where another run ended: `--continue_from`.
 
 A run's checkpoints have, under "continues" in their configuration, the checkpoint that it continues
-from. Rows whose ids have not been seen for some days begin anew; the days are counted in
-`days.safetensors`, by table: "seen.<table>" is the last day of each row, and "evicted.<table>" the
-rows that have begun anew and were not seen since. A day is a run.
+from.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from dlrm.data.clicks.batch import ClickDataset
-from dlrm.data.clicks.replay import Replayed
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.remote.cache import with_uris
@@ -26,11 +17,7 @@ from dlrm.tasks.run import CONTINUES, known_checkpoint, saved_flags
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.schedule import ScheduleConfig
-
-DAYS = "days.safetensors"
-_RUN_WITH_ONE_DAY = {"day": 1}
 
 
 def with_carried(values: Values) -> Values:
@@ -42,7 +29,7 @@ def with_carried(values: Values) -> Values:
         return values
     resumed, path = known_checkpoint(values, None), values["continue_from"]
     if resumed is not None and CONTINUES in read_config(resumed):
-        names = {*CARRIED, "continue_lr", "replay", "replay_data"}
+        names = {*CARRIED, "continue_lr"}
         return values.filled(saved_flags(resumed, names & values.keys()))
     if path is None or resumed is not None:
         return values
@@ -87,15 +74,13 @@ def facts_of(checkpoint: Path, save_checkpoint_path: str | None) -> dict[str, An
             f"{saved_in}; a continued run needs a directory of its own (--resume alone continues "
             "an interrupted run)"
         )
-    config, manifest = read_config(checkpoint), checkpoint / MANIFEST
+    manifest = checkpoint / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else None
-    before = config.get(CONTINUES, _RUN_WITH_ONE_DAY)
     return {
         "run": directory,
         "checkpoint": checkpoint.name,
         "manifest": digest,
         "step": int(read_progress(checkpoint).get("step", 0)) if digest else 0,
-        "day": before["day"] + 1,
     }
 
 
@@ -138,91 +123,3 @@ def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -
             f"{REWARM} begins the schedule again"
         )
     return REWARM
-
-
-@dataclass(frozen=True)
-class Days:
-    """The last days on which rows of tables were seen in training.
-
-    Attributes:
-        seen: for each table the last day of each row, int16.
-        evicted: for each table the rows that have begun anew and were not seen since, ascending.
-    """
-
-    seen: list[np.ndarray]
-    evicted: list[np.ndarray]
-
-    @classmethod
-    def load(cls, checkpoint: Path, table_sizes: Sequence[int], day: int) -> "Days":
-        """Returns the days in a checkpoint; rows without one were seen on its own `day`."""
-        path = checkpoint / DAYS
-        stored = read_tensors(path) if path.is_file() else {}
-        seen, evicted = [], []
-        for table, rows in enumerate(table_sizes):
-            days = np.full(rows, day, np.int16)
-            known = stored.get(f"seen.{table}", torch.empty(0, dtype=torch.int16)).numpy()
-            gone = stored.get(f"evicted.{table}", torch.empty(0, dtype=torch.int64)).numpy()
-            if len(known) > rows or (len(gone) and gone[-1] >= rows):
-                raise ValueError(f"{path}: table {table}: expected at most {rows} rows: damaged")
-            days[: len(known)] = known
-            seen.append(days)
-            evicted.append(gone)
-        return cls(seen, evicted)
-
-    def unseen(self, today: int, most: int) -> dict[int, np.ndarray]:
-        """Returns the rows of each table that were not seen on `most` days before today.
-
-        Row 0, of missing and unknown values, stays, and so do rows that have begun anew already.
-        """
-        found = {}
-        for table, (seen, gone) in enumerate(zip(self.seen, self.evicted, strict=True)):
-            rows = np.flatnonzero(today - seen.astype(np.int64) > most)
-            rows = np.setdiff1d(rows[rows > 0], gone, assume_unique=True)
-            if len(rows):
-                found[table] = rows
-        return found
-
-    def after(self, today: int, data: ClickDataset, evicted: Mapping[int, np.ndarray]) -> "Days":
-        """Returns the days after a training on rows.
-
-        Args:
-            evicted: rows that have begun anew today.
-        """
-        own = data.dataset if isinstance(data, Replayed) else data
-        here = [np.zeros(len(seen), bool) for seen in self.seen]
-        tables = own.field_tables or range(len(here))
-        for index in range(len(own)):
-            batch = own.batch(index)
-            ids, count = batch.categorical.cpu().numpy(), len(tables)
-            if batch.lengths is None:
-                of_fields = [ids[:, field] for field in range(count)]
-            else:
-                lengths = batch.lengths.cpu().numpy().astype(np.int64)
-                fields = np.tile(np.arange(count), len(lengths)).repeat(lengths.ravel())
-                of_fields = [ids[fields == field] for field in range(count)]
-            for table, column in zip(tables, of_fields, strict=True):
-                mark = here[table]
-                known = (column >= 0) & (column < len(mark))  # the training names others
-                mark[column[known].astype(np.int64)] = True
-        gone = []
-        for table, mark in enumerate(here):
-            rows = np.union1d(self.evicted[table], evicted.get(table, np.empty(0, np.int64)))
-            gone.append(rows[~mark[rows]].astype(np.int64))
-        days = zip(here, self.seen, strict=True)
-        return Days([np.where(m, today, s).astype(np.int16) for m, s in days], gone)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns the content of `DAYS`."""
-        return {
-            f"{name}.{table}": torch.from_numpy(array)
-            for name, arrays in (("seen", self.seen), ("evicted", self.evicted))
-            for table, array in enumerate(arrays)
-        }
-
-
-def evicted_rows(checkpoint: Path) -> int | None:
-    """Returns the number of rows that have begun anew and were not seen since, if it is counted."""
-    path = checkpoint / DAYS
-    if not path.is_file():
-        return None
-    return sum(len(rows) for name, rows in read_tensors(path).items() if name.startswith("evicted"))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,8 +10,6 @@ from dlrm.distributed import World, agreed, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.config import DLRMConfig
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
@@ -49,12 +46,11 @@ class Footprint:
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
         values = state = 0
+        dims = [self.config.embedding_dim] + [1] * self.config.wide
         for piece in pieces:
-            values += piece.num_bytes()
-            state += piece.num_rows * self._state_bytes(piece.width)
-            if self.config.wide and piece.columns[0] == 0:
-                values += piece.of_one_column().num_bytes()
-                state += piece.num_rows * self._state_bytes(1)
+            for dim in dims:
+                values += piece.num_rows * 4 * dim
+                state += piece.num_rows * self._state_bytes(dim)
         return values, state
 
     def _state_bytes(self, dim: int) -> int:
@@ -107,30 +103,6 @@ def check_tables_fit(footprint: Footprint, placement: Placement, devices: Sequen
             f"{_shown(memory.total)} are free. Smaller: --embedding_dim, --embedding_optimizer "
             f"sgd, --hash_indices with --max_table_size, more processes{files}"
         )
-
-
-def agree_that_teacher_fits(checkpoint: Path, world: World) -> None:
-    """Checks that each process can load the tables of a teacher; all call it together.
-
-    Args:
-        world: the processes, which have made their own tables.
-
-    Raises:
-        ValueError: too little memory is free; the message has the numbers.
-        FileNotFoundError: the checkpoint is incomplete.
-    """
-    memory = _memory(world)
-    loads = gather(memory and memory.place, world).count(memory and memory.place)
-    with agreed(world, ValueError, OSError):
-        config = read_config(checkpoint)
-        values = sum(table["rows"] * table["dim"] for table in config["tables"])
-        needed = 4 * values * config.get(MEMBERS, 1) * loads
-        if memory and needed > memory.free:
-            times = f" in {loads} processes" if loads > 1 else ""
-            raise ValueError(
-                f"--distill {checkpoint}: its tables need {_shown(needed)}{times}, and "
-                f"{_shown(memory.free)} of {_shown(memory.total)} are free"
-            )
 
 
 def _shown(size: int) -> str:

@@ -12,10 +12,10 @@ from dlrm.distributed import World
 from dlrm.distributed.pipeline import Pipeline
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.evaluation import evaluation_mode
-from dlrm.train.execution import executable, keep_only, partition, recompute
+from dlrm.train.execution import keep_only, partition, recompute
 from dlrm.train.log import Loader
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
-from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
+from dlrm.train.precision import LossScaler, autocast, loss_scaler
 from dlrm.train.task import one_after_another
 
 Judge = Callable[[Any], Tensor]  # output of the network -> loss
@@ -46,11 +46,10 @@ class NetworkTask:
     ):
         self.world, self.precision = world, precision
         self.model = model.to(world.device)
-        cast_weights(precision, self.model, world.device)
         if execution.recompute:
             recompute(self.stages())
-        self._forward = executable(self.model, execution)
         self._is_graph = execution.execution == "graph"
+        self._forward = torch.compile(self.model) if self._is_graph else self.model
         self.num_parameters = sum(p.numel() for p in self.model.parameters())
         self.pipeline: Pipeline | None = None
 
@@ -102,7 +101,7 @@ class NetworkTask:
         In a pipeline the loss is 0 on all ranks but the last.
         """
         if self.pipeline is None:
-            return one_after_another(self.loss, batches, scaler, before_last)
+            return one_after_another(scaler.gradients_of(self.loss), batches, before_last)
         losses = [torch.zeros((), device=self.world.device)]
 
         def judge(output: Any, number: int) -> Tensor:

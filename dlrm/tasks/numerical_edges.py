@@ -74,7 +74,7 @@ def _edges(train: ClickDataset, known: Sequence[np.ndarray], bins: int) -> list[
 def _transformed_edges(transform: Transform) -> list[np.ndarray]:
     """Returns the fitted edges of each field in the space of the model's inputs."""
     result = []
-    fields = transform.schema.numerical_features
+    fields = transform.schema.numerical
     for field, fitted in zip(fields, transform.numerical, strict=True):
         values, _ = field.rule.apply(Parsed.present(fitted.edges), fitted)
         finite = values[np.isfinite(values)].astype(np.float64)

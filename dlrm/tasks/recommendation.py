@@ -11,20 +11,19 @@ from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import Readable, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.tasks.click_task import ClickTask
-from dlrm.train.cuda_graph import GraphedCallable, Recorder
-from dlrm.train.execution import MODULE_EXECUTIONS
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import one_after_another, sum_of_losses
+from dlrm.train.task import one_after_another
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
@@ -70,8 +69,7 @@ class Recommendation(ClickTask):
 
     Args:
         recorder: records `infer` and replays it from then on; None does not.
-        execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
-        dtype, optimized_mlp, placement, files: see `DLRM`.
+        dtype, optimized_mlp, files: see `DLRM`.
         auc_on_cpu, has_clicks: see `ClickTask`.
     """
 
@@ -85,20 +83,17 @@ class Recommendation(ClickTask):
         seed: int = 0,
         auc_on_cpu: bool = False,
         optimized_mlp: bool = True,
-        recorder: Recorder | None = None,
-        execution: str = "eager",
+        recorder: CudaRecorder | None = None,
         has_clicks: bool = True,
-        placement: Placement | None = None,
         files: str | None = None,
     ):
-        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, files)
+        model = DLRM(config, world, dtype, seed, optimized_mlp, files)
         super().__init__(model, world, auc_on_cpu, has_clicks)
-        self.recorder, self.execution, self._files = recorder, execution, files
-        self.model.run_parts(MODULE_EXECUTIONS[execution])
+        self.recorder, self._files = recorder, files
         self._deferring: RowOptimizer | None = None
         self._infer = self.predict
         if recorder:
-            self._infer = GraphedCallable(self.predict, recorder, world)
+            self._infer = GraphedCallable(self.predict, recorder)
 
     def loss(self, batch: Batch) -> Tensor:
         self._before_look_up(batch)
@@ -121,17 +116,18 @@ class Recommendation(ClickTask):
 
     def _before_look_up(self, batch: Batch) -> None:
         if self._deferring:
-            found = self.model.rows_by_weight(batch.categorical, batch.lengths)
-            self._deferring.before_look_up(found)
+            rows = self.model.rows(batch.categorical, batch.lengths)  # of the wide term, too
+            self._deferring.before_look_up(rows)
 
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
+        gradients = scaler.gradients_of(self.loss)
         if parameters:
-            return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
-        return one_after_another(self.loss, batches, scaler, before_last)
+            gradients = partial(self._gradients, parameters)
+        return one_after_another(gradients, batches, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
@@ -145,8 +141,7 @@ class Recommendation(ClickTask):
     def weights_unchanged(self) -> AbstractContextManager:
         """Returns a context in which work that depends only on weights is done once; see `DLRM`."""
         # A recording would read the results of an earlier block.
-        reads_anew = self.recorder or self.execution != "eager"
-        return nullcontext() if reads_anew else self.model.weights_unchanged()
+        return nullcontext() if self.recorder else self.model.weights_unchanged()
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
@@ -155,14 +150,6 @@ class Recommendation(ClickTask):
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         return self.model.table_parameters()
-
-    def counted_elsewhere(self) -> list[nn.Parameter]:
-        """Returns the parameters with the same gradients on all ranks, counted by the first."""
-        return [
-            weight
-            for weight, own in self.table_parameters()
-            if self.world.rank and any(piece.replicated for piece in own.values())
-        ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:
         """Returns whether rows' gradients are added in varying order, so that runs differ slightly.
@@ -173,11 +160,11 @@ class Recommendation(ClickTask):
         if config.freeze_embeddings or not self.world.device.startswith("cuda"):
             return False
         architecture = self.model.config
-        plain = architecture.embedding_type in FUSED_TYPES and not cuda_kernels_available()
+        if not cuda_kernels_available():
+            return True
         if config.embedding_optimizer != "sgd" or architecture.embedding_dtype != "fp32":
-            return plain
-        narrow = min(architecture.table_dims, default=0) < ORDERED_COLUMNS
-        return plain or narrow or architecture.embedding_type not in FUSED_TYPES
+            return False
+        return architecture.embedding_dim < ORDERED_COLUMNS
 
     def optimizers(
         self, config: OptimizerConfig, one_look_up: bool = False
@@ -191,21 +178,18 @@ class Recommendation(ClickTask):
                 table: samples have no bags, and batches are not split into micro-batches. A GPU
                 then updates small joint tables faster.
         """
-        groups, result = self.parameter_groups(), []
+        groups = self.parameter_groups()
+        result: list[torch.optim.Optimizer] = []
         if not config.freeze_embeddings:
             check_optimizer(self.model.placement, config)
         if groups["tables"] and not config.freeze_embeddings:
-            native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes = self.model.one_row_each() if one_look_up else {}
             kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
-            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
-            self._deferring = None
-            if isinstance(tables, RowOptimizer) and tables.defers:
-                self._deferring = tables
+            tables = table_optimizer(kind, groups["tables"], low, sizes, *l2)
+            self._deferring = tables if tables.defers else None
             result.append(tables)
             if self._files is not None:
-                assert isinstance(tables, RowOptimizer), "--embedding_type joint_fused"
                 tables.move_state(partial(mapped_zeros, self._files))
         if not config.freeze_mlps:
             result.append(
@@ -225,21 +209,10 @@ def _looked_up(
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
-    """Refuses optimizers that need whole rows, or whole tables, if these are divided.
-
-    Raises:
-        ValueError: the optimizer needs them; the message names it.
-    """
+    """Raises ValueError for an L2 term of all rows if tables are sharded."""
     if config.embedding_l2 and config.embedding_l2_mode == "all" and not placement.is_whole:
         raise ValueError(
             f"--embedding_l2 {config.embedding_l2:g}: expected whole tables for rows that no batch "
-            "looks up, but --placement divides or copies tables; use --placement balanced, or "
+            "looks up, but --placement divides tables; use --placement balanced, or "
             "--embedding_l2_mode looked_up"
-        )
-    cut = next((p for p in placement.pieces if not p.has_all_columns), None)
-    if cut is not None and config.embedding_optimizer == "row_wise_adagrad":
-        raise ValueError(
-            f"--placement: table {cut.table}: expected pieces with all columns, since "
-            "--embedding_optimizer row_wise_adagrad takes the mean square of a row's gradient, got "
-            f"columns [{cut.columns[0]}, {cut.columns[1]}]; divide the rows, or use adagrad"
         )

@@ -2,12 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from dlrm import __version__
 from dlrm.distributed import World, choose_device
@@ -35,7 +33,6 @@ class Run:
         transform: folder of the dataset's fitted transform, which is saved in checkpoints, or None.
         continued: facts of the checkpoint that the run continues, as stored in its own; None if it
             continues none.
-        tensors: further files of tensors for checkpoints, by name.
     """
 
     values: Values
@@ -47,7 +44,6 @@ class Run:
     may_change: frozenset[str] = field(default_factory=frozenset)
     transform: Path | None = None
     continued: dict[str, Any] | None = None
-    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def recorded(self) -> dict[str, Any]:
         """Returns the configuration of the run, as stored in its checkpoints.
@@ -60,8 +56,6 @@ class Run:
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         check_all_local((f"--{name}", flags.get(name)) for name in _DATA_PATHS)
-        if paths := flags.get("replay_data"):
-            flags["replay_data"] = [os.path.abspath(path) for path in paths]
         return {
             "dlrm_version": __version__,
             "flags": values_with_uris(flags),

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 
 HALF_DTYPES = ("fp16", "bf16")
 LOG_FORMATS = ("nvidia", "short")
-PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
 EXECUTIONS = ("eager", "graph")
-GRAPH_BACKENDS = ("compile", "trace")
 
 
 @dataclass(frozen=True)
@@ -104,22 +102,9 @@ class PrecisionConfig:
     )
     loss_scale: float = setting(1024.0, "Static loss scale of --amp in fp16", least=0, above=0)
     tf32: bool = setting(True, "Allow TensorFloat-32 in float32 matrix products on cuda")
-    precision: str | None = setting(
-        None,
-        "Type of the model, instead of --amp: fp32, bf16 or fp16, or the bits of matrix products "
-        "and of weights, such as 16.32",
-        choices=PRECISIONS,
-    )
-    half_dtype: str | None = setting(
-        None, "16-bit type of --precision 16.32; default: as for --amp", choices=HALF_DTYPES
-    )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.precision is not None and self.amp:
-            raise ValueError(f"--precision {self.precision} contradicts --amp: give one of them")
-        if self.half_dtype is not None and self.precision not in ("16.16", "16.32"):
-            raise ValueError(f"--half_dtype {self.half_dtype} needs --precision 16.16 or 16.32")
         if self.amp_dtype is not None and not self.amp:
             raise ValueError(f"--amp_dtype {self.amp_dtype} needs --amp")
 
@@ -127,13 +112,10 @@ class PrecisionConfig:
         """Returns the dtype to compute in on a device."""
         import torch  # only a run needs it
 
-        half_dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        half = "fp16" if device.startswith("cuda") else "bf16"
-        if self.precision in half_dtypes:
-            return half_dtypes[self.precision]
-        if self.precision in ("16.16", "16.32"):
-            return half_dtypes[self.half_dtype or half]
-        return half_dtypes[self.amp_dtype or half] if self.amp else torch.float32
+        if not self.amp:
+            return torch.float32
+        half = self.amp_dtype or ("fp16" if device.startswith("cuda") else "bf16")
+        return torch.float16 if half == "fp16" else torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -166,16 +148,10 @@ class SessionConfig:
         "--print_freq steps, and all settings of --recipe",
         resumable=True,
     )
-    rank_timeout: float = setting(
-        1800.0,
-        "Seconds without progress after which the run reports the rank that hangs, and ends",
-        least=1,
-        resumable=True,
-    )
     profile: int | None = setting(
         None,
         "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "
-        "whichever is more: writes a trace and a picture beside the log, and prints the longest "
+        "whichever is more: writes a trace beside the log, and prints the longest "
         "operators",
         least=1,
         resumable=True,
@@ -237,12 +213,9 @@ class ExecutionConfig:
     """Execution of an image or language network; field names are those of the flags."""
 
     execution: str = setting(
-        "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS
-    )
-    graph_backend: str = setting(
-        "compile",
-        "Compiler of --execution graph: torch.compile or torch.jit.trace",
-        choices=GRAPH_BACKENDS,
+        "eager",
+        "Run the network operator by operator, or as a graph of torch.compile",
+        choices=EXECUTIONS,
     )
     recompute: bool = setting(
         False,

@@ -12,8 +12,7 @@ class EMA:
     """Exponential moving average of weights: a <- decay * a + (1 - decay) * w after every step.
 
     It starts at the initial weights. Buffers, such as the statistics of batch norm, are averaged as
-    well; integer buffers are copied. The average of 16-bit weights is float32, since 16 bits would
-    round small changes away.
+    well; integer buffers are copied.
 
     Args:
         decay: in [0, 1).
@@ -21,17 +20,12 @@ class EMA:
 
     Attributes:
         state: the average that checkpoints store: name -> tensor.
-
-    Raises:
-        ValueError: `decay` is out of range.
     """
 
     def __init__(self, model: nn.Module, decay: float, weights: Mapping[str, Tensor] | None = None):
-        if not 0 <= decay < 1:
-            raise ValueError(f"--ema_decay {decay}: expected 0 or more, less than 1")
         own = model.state_dict(keep_vars=False)  # the same memory as the model's
         self._weights = {n: v for n, v in own.items() if weights is None or n in weights}
-        self.state = {name: _widened(value.detach()) for name, value in self._weights.items()}
+        self.state = {name: value.detach().clone() for name, value in self._weights.items()}
         self._average = get_ema_multi_avg_fn(decay)
         names = [name for name, value in self._weights.items() if value.is_floating_point()]
         self._averages = [self.state[name] for name in names]
@@ -41,8 +35,7 @@ class EMA:
     @torch.no_grad()
     def update(self) -> None:
         """Adds the weights of a step to the average."""
-        latest = [w.to(a.dtype) for a, w in zip(self._averages, self._latest, strict=True)]
-        self._average(self._averages, latest, 0)
+        self._average(self._averages, self._latest, 0)
         for name in self._copied:
             self.state[name].copy_(self._weights[name])
 
@@ -62,29 +55,21 @@ class EMA:
             weight.copy_(values[name])
 
 
-def _widened(value: Tensor) -> Tensor:
-    """Returns a copy, in float32 if it is a narrower floating-point type."""
-    narrow = value.is_floating_point() and value.element_size() < 4
-    return value.float() if narrow else value.clone()
-
-
 def average_in_order(weights: Iterable[Mapping[str, Tensor]], decay: float) -> dict[str, Tensor]:
     """Returns V = decay * V + (1 - decay) * w over a series of weights; V starts as the first.
 
-    Integer buffers are taken from the last one; the average of 16-bit weights is float32.
+    Integer buffers are taken from the last one.
 
     Raises:
-        ValueError: the series is empty, or `decay` is not in [0, 1).
+        ValueError: the series is empty.
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"--weight_avg_exp {decay}: expected 0 or more, less than 1")
     average: dict[str, Tensor] = {}
     for values in weights:
         for name, value in values.items():
             if name in average and value.is_floating_point():
-                average[name].lerp_(value.to(average[name].dtype), 1 - decay)
+                average[name].lerp_(value, 1 - decay)
             else:
-                average[name] = _widened(value)
+                average[name] = value.clone()
     if not average:
         raise ValueError("--weight_avg_exp: expected one checkpoint or more, got none")
     return average

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -41,7 +41,6 @@ class Evaluation:
         progress: progress of the run.
         replicas: the processes that hold the same weights.
         ema: EMA of the weights, which is then tested; None tests the weights themselves.
-        on_batch: called before each batch.
         roles: names of the test set, and of the set that is evaluated at the end.
     """
 
@@ -53,7 +52,6 @@ class Evaluation:
     replicas: World
     log: RunLog
     ema: EMA | None
-    on_batch: Callable[[], object]
     roles: Roles
     _seconds: float = field(default=0.0, init=False)
     _samples: int = field(default=0, init=False)
@@ -191,7 +189,7 @@ class Evaluation:
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
         with self.ema.applied() if self.ema else nullcontext():
-            return self.task.evaluate(Watched(loader, title, self.log.quiet, self.on_batch))
+            return self.task.evaluate(Watched(loader, title, self.log.quiet))
 
 
 def _tests(count: int) -> str:

@@ -1,67 +1,13 @@
-"""Execution of a network: op by op or as a graph, and with recomputed activations."""
+"""Stages of a network: recomputed activations, and parts of a pipeline."""
 
 import functools
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlrm.train.config import ExecutionConfig as ExecutionConfig
-
 _BatchNorm = nn.modules.batchnorm._BatchNorm
-
-
-def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
-    """Returns the callable of the model's forward pass; weights and buffers stay the model's.
-
-    With "trace", the first call in training and the first in evaluation make a trace for inputs of
-    their shapes; other shapes run op by op.
-    """
-    if config.execution == "eager":
-        return model
-    return torch.compile(model) if config.graph_backend == "compile" else _Traced(model)
-
-
-_graph = functools.partial(torch.compile, fullgraph=True)  # fails if it needs several graphs
-MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
-    "eager": lambda module: module,
-    "graph": _graph,
-    "lazy": _graph,  # the name of Habana's mode
-}
-
-
-class _Traced:
-    """Traces of a model, one for each mode, with the shapes and dtypes of its first inputs."""
-
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._shapes: dict[bool, tuple] = {}
-        self._traces: dict[bool, Callable[..., Any]] = {}
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        training = self._model.training
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
-        if training not in self._traces:
-            self._shapes[training] = shapes
-            self._traces[training] = self._trace(inputs)
-        if self._shapes[training] != shapes:
-            return self._model(*inputs)
-        return self._traces[training](*inputs)
-
-    def _trace(self, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Traces without side effects: statistics and random state are as before."""
-        buffers = {name: value.clone() for name, value in self._model.named_buffers()}
-        with warnings.catch_warnings(), torch.random.fork_rng():
-            warnings.simplefilter("ignore")  # torch deprecates tracing; its users know
-            trace = torch.jit.trace(self._model, tuple(inputs), check_trace=False)
-        with torch.no_grad():
-            for name, value in self._model.named_buffers():
-                value.copy_(buffers[name])
-        return trace
 
 
 def recompute(stages: Mapping[str, nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from dlrm.documents import json_text
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
 from dlrm.remote.cache import with_uris
-from dlrm.train.reports.console import NvidiaConsole, open_console, progress_bar
+from dlrm.train.reports.console import open_console, progress_bar
 from dlrm.train.reports.trackers import Outcome, Tracker
 
 _DELAY = 1  # seconds before the bar of a test appears
@@ -32,7 +32,6 @@ class RunLog:
         path: the file, or None for none; lines of an earlier run are kept.
         quiet: write and print nothing; for all ranks except the first.
         log_format, verbose: see `dlrm.train.reports.console.open_console`.
-        console: prints the reports; by default one of this form.
 
     Attributes:
         console: prints the reports for people.
@@ -46,12 +45,11 @@ class RunLog:
         quiet: bool = False,
         log_format: str = "nvidia",
         verbose: bool = False,
-        console: NvidiaConsole | None = None,
     ):
         self._file: TextIO | None = None
         self._start = time.time()
         self.quiet = quiet
-        self.console = console or open_console(log_format, verbose, quiet)
+        self.console = open_console(log_format, verbose, quiet)
         self.trackers: list[Tracker] = []
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -134,18 +132,10 @@ class Watched:
 
     Args:
         quiet: show no bar.
-        on_batch: called before each batch.
     """
 
-    def __init__(
-        self,
-        loader: Loader,
-        title: str,
-        quiet: bool = False,
-        on_batch: Callable[[], object] = lambda: None,
-    ):
+    def __init__(self, loader: Loader, title: str, quiet: bool = False):
         self._loader, self._title, self._quiet = loader, title, quiet
-        self._on_batch = on_batch
         self.num_samples = loader.num_samples
 
     def __len__(self) -> int:
@@ -158,6 +148,5 @@ class Watched:
             progress_bar(len(self) - start, self._title, quiet=self._quiet, delay=_DELAY) as bar,
         ):
             for batch in batches:
-                self._on_batch()
                 yield batch
                 bar.update()

@@ -1,31 +1,17 @@
-"""Mixed precision: dtypes of weights and products, the static loss scale, clipping."""
+"""Mixed precision: the dtype of products, the static loss scale, clipping."""
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import handles_loss_scale
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-
-
-def cast_weights(config: PrecisionConfig, model: nn.Module, device: str) -> None:
-    """Casts a model's weights, except those of norms, to half precision under "16.16".
-
-    Norms stay float32, since their sums would lose what half precision rounds away.
-    """
-    if config.precision != "16.16":
-        return
-    for module in model.modules():
-        if not isinstance(module, _NORMS):
-            for weight in module.parameters(recurse=False):
-                weight.data = weight.data.to(config.dtype(device))
 
 
 def autocast(config: PrecisionConfig, device: str) -> AbstractContextManager:
@@ -63,9 +49,6 @@ class LossScaler:
         max_grad_norm: all gradients are divided by max(1, their joint 2-norm / this).
         parts: the processes that each hold a part of the dense weights.
         counted_elsewhere: weights of this part whose norm another part counts.
-
-    Raises:
-        ValueError: `max_grad_norm` is not above 0.
     """
 
     def __init__(
@@ -75,8 +58,6 @@ class LossScaler:
         parts: World = World(),
         counted_elsewhere: Iterable[Tensor] = (),
     ):
-        if max_grad_norm is not None and not 0 < max_grad_norm < math.inf:
-            raise ValueError(f"--max_grad_norm {max_grad_norm}: expected a number above 0")
         self.scale, self.max_grad_norm, self._parts = scale, max_grad_norm, parts
         self._counted_elsewhere = {id(weight) for weight in counted_elsewhere}
         self._skipped = torch.zeros(()) if scale is None else torch.zeros_like(scale)
@@ -98,6 +79,16 @@ class LossScaler:
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the scaled loss."""
         loss.backward(None if self.scale is None else self.scale.expand_as(loss))
+
+    def gradients_of(self, loss: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+        """Returns a function that adds a batch's gradients, and returns its loss."""
+
+        def gradients(batch: Any) -> Tensor:
+            value = loss(batch)
+            self.backward(value)
+            return value.detach()
+
+        return gradients
 
     def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
         """Returns numbers about this rank's sparse gradients, which ranks sum before `step`.
@@ -121,8 +112,7 @@ class LossScaler:
             # Check only their maximum: they are many, and the check writes what it reads.
             self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
         if self.max_grad_norm is not None:
-            own = _gradients(optimizers, self._counted_elsewhere)
-            counted = [_summed_rows(grad) for grad in own if grad.is_sparse]
+            counted = [_summed_rows(grad) for grad in rows]
             if counted:
                 squares.copy_(torch.nn.utils.get_total_norm(counted).square())
         return numbers
@@ -162,7 +152,7 @@ class LossScaler:
             if handles_loss_scale(optimizer):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
-            elif not found_inf.item():  # torch's sparse optimizers cannot skip on the device
+            elif not found_inf.item():  # an optimizer that cannot skip on the device
                 for grad in _gradients([optimizer]):
                     _values(grad).div_(scale)
                 optimizer.step()

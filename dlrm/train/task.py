@@ -56,35 +56,15 @@ Accumulate = Callable[[Sequence[Any], LossScaler, Callable[[], object]], Tensor]
 
 
 def one_after_another(
-    loss: Callable[[Any], Tensor],
+    gradients: Callable[[Any], Tensor],
     batches: Sequence[Any],
-    scaler: LossScaler,
     before_last: Callable[[], object],
 ) -> Tensor:
     """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
 
     Args:
-        before_last: called before the last backward pass, which completes the gradients.
-    """
-
-    def gradients(batch: Any) -> Tensor:
-        value = loss(batch)
-        scaler.backward(value)
-        return value.detach()
-
-    return sum_of_losses(gradients, batches, before_last)
-
-
-def sum_of_losses(
-    gradients: Callable[[Any], Tensor],
-    batches: Sequence[Any],
-    before_last: Callable[[], object],
-) -> Tensor:
-    """Does the same with a function that adds the gradients of a micro-batch.
-
-    Args:
         gradients: adds the gradients of a micro-batch, and returns its loss without a graph.
-        batches, before_last: see `one_after_another`.
+        before_last: called before the last micro-batch, which completes the gradients.
     """
     losses = []
     for batch in batches:

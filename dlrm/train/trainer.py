@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm import step_clock
-from dlrm.distributed import Pipelines, World, gather
-from dlrm.train.agreement import Agreement
+from dlrm.distributed import Pipelines, World, all_sum, gather
 from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.config import TrainConfig
-from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, make_capturable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
@@ -46,7 +44,7 @@ class Trainer:
         checkpoints: directory to save in; None saves nothing.
         run: configuration of the run, stored in checkpoints.
         ema: EMA of the weights, which is then tested; none by default.
-        beat: called with the step whenever the training makes progress.
+        after_step: called after each step, with its number.
         recorder: records the step and replays it from then on; None runs it op by op. With a
             recorder, optimizers have their learning rates on the device.
         pipelines: division of the network among the processes; None: each has the whole network.
@@ -58,7 +56,8 @@ class Trainer:
         schedule_restarts: whether a run that continues another begins its schedule anew.
 
     Attributes:
-        stop_requested: set it on any rank to end the training after a step, with a checkpoint.
+        stop_requested: set it on any rank to end the training after a step, with a checkpoint;
+            of several ranks, after a step that prints, tests or saves.
         roles: names of the sets that the last `fit` tested.
     """
 
@@ -75,8 +74,8 @@ class Trainer:
         checkpoints: CheckpointDirectory | None = None,
         run: dict[str, Any] | None = None,
         ema: EMA | None = None,
-        beat: Callable[[int], object] = lambda step: None,
-        recorder: Recorder | None = None,
+        after_step: Callable[[int], object] = lambda step: None,
+        recorder: CudaRecorder | None = None,
         pipelines: Pipelines | None = None,
         accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
@@ -86,12 +85,12 @@ class Trainer:
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
-        self.ema, self.beat, self.stop_requested = ema, beat, False
+        self.ema, self.after_step, self.stop_requested = ema, after_step, False
         self.roles, self._callbacks, self._ended = OF_NVIDIA, callbacks, False
         self._rate_set: float | None = None
         self._schedule_restarts = schedule_restarts
         self.advice = advice or {}
-        self._accumulate = accumulate or partial(one_after_another, task.loss)
+        self._accumulate = accumulate
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
         tables, average = task.table_parameters(), ema.state if ema else {}
@@ -100,12 +99,10 @@ class Trainer:
         updated = (weight for weight, _ in self.parameters.optimizer_of())
         self._gradients = GradientSum((w for w in updated if id(w) not in held), self._replicas)
         self._weights = list(task.model.parameters())
-        self._agreement = Agreement(world)
         self._update: Callable[[Any], Tensor] = self._updated
         if recorder:
             make_capturable(optimizers)
-            recorded = GraphedCallable(self._updated, recorder, world)
-            self._update = step_clock.undivided(recorded)
+            self._update = step_clock.undivided(GraphedCallable(self._updated, recorder))
         self.progress = Progress()
         self._window = LossWindow(self.progress, world, checkpoints)
         device = world.device if config.verdict else "cpu"  # where nothing is recorded
@@ -198,8 +195,7 @@ class Trainer:
         if not reached:
             stopped = self._train(train, total, evaluation, report)
         self.log.console.end()
-        stopped_late, _ = self._agreement.finish()
-        if stopped or stopped_late:
+        if stopped:
             self._stop()
         return self._finish(evaluation, validation, report)
 
@@ -213,7 +209,6 @@ class Trainer:
             replicas=self._replicas,
             log=self.log,
             ema=self.ema,
-            on_batch=lambda: self.beat(self.progress.step),
             roles=self.roles,
         )
 
@@ -234,12 +229,13 @@ class Trainer:
                 self._clock.resume()
                 self._parts.next_step()
                 for batch in batches:
+                    known = len(self.progress.history)
                     loss = self._train_step(batch)
-                    self.beat(self.progress.step)
+                    self.after_step(self.progress.step)
                     self._ended = self._report(report, loss, batch)
                     reached = self._evaluate_if_due(evaluation) or self._ended
-                    self._checkpoint_if_due(total)
-                    stopped = self._agree()
+                    saved = self._checkpoint_if_due(total)
+                    stopped = self._agree(saved or len(self.progress.history) > known)
                     if self.progress.step == total or reached or stopped:
                         break
                     self._parts.next_step()
@@ -283,7 +279,11 @@ class Trainer:
     def _updated(self, batch: Any) -> Tensor:
         """Does the device's part of a step; returns the loss before the update."""
         parts = self.task.split(batch, self.config.gradient_accumulation_steps)
-        loss = self._accumulate(parts, self.scaler, self._gradients.expect)
+        if self._accumulate is None:
+            gradients = self.scaler.gradients_of(self.task.loss)
+            loss = one_after_another(gradients, parts, self._gradients.expect)
+        else:
+            loss = self._accumulate(parts, self.scaler, self._gradients.expect)
         step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
@@ -293,11 +293,22 @@ class Trainer:
             self.ema.update()
         return loss
 
-    def _agree(self) -> bool:
-        """Returns whether all ranks stop now, and publishes checkpoints that all have written."""
+    def _agree(self, together: bool) -> bool:
+        """Returns whether all ranks stop now, and publishes checkpoints that all have written.
+
+        Args:
+            together: whether the ranks wait for each other at this step anyway; at other steps
+                several ranks decide nothing.
+        """
+        stop = self.stop_requested
         written = bool(self.checkpoints and self.checkpoints.written())
-        stop, all_written = self._agreement.exchange(self.stop_requested, written)
-        if all_written and self.checkpoints:
+        if self.world.size > 1:
+            if not together:
+                return False
+            said = torch.tensor([stop, not written], dtype=torch.long)
+            stops, unwritten = all_sum(said, self.world).tolist()
+            stop, written = stops > 0, not unwritten
+        if written and self.checkpoints:
             self.checkpoints.finish()
         return stop
 
@@ -337,11 +348,14 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
 
-    def _checkpoint_if_due(self, total: int) -> None:
+    def _checkpoint_if_due(self, total: int) -> bool:
+        """Saves a checkpoint if it is due; returns whether it was."""
         freq = self.config.checkpoint_freq
         last = self.progress.step == total  # it is saved after its test
-        if self.checkpoints and freq and self.progress.own_step % freq == 0 and not last:
+        due = bool(self.checkpoints and freq and self.progress.own_step % freq == 0 and not last)
+        if due:
             self._save()
+        return due
 
     def _save(self) -> None:
         assert self.checkpoints is not None
@@ -374,8 +388,7 @@ class Trainer:
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
         if self.checkpoints and best and progress.best["step"] != progress.step:
-            with self.checkpoints.on_all_nodes(best) as path:
-                load_checkpoint(path or best, self.parameters, world=self.world)
+            load_checkpoint(best, self.parameters, world=self.world)
         return best is not None
 
 

@@ -23,8 +23,7 @@ from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights
-from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.execution import ExecutionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader
 from dlrm.vision import flags as cnn_flags
 from dlrm.vision.augmentation import Augmentation
@@ -56,7 +55,7 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
     if validated:
         checkpoint = checkpoints_of(values["restore_path"])[0]
         _check_validated(values, checkpoint)
-    taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
+    taken = (*cnn_flags.ARCHITECTURE, *(("amp", "amp_dtype") if validated else ()))
     known = known_checkpoint(values, checkpoint)
     values = with_saved_flags(values, known, taken)
     if values["data"] == "dataset":
@@ -224,7 +223,7 @@ def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
     values = run.values
     test = _loader(run, "test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
-    facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "precision", "half_dtype")}
+    facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "amp", "amp_dtype")}
     if values["data"] == "dataset":
         facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
     tested_on = name_of(values["dataset"] or values["data"], facts)

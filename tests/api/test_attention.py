@@ -8,10 +8,6 @@ import pytest
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.distributed import World
-from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.config import DLRMConfig
-from dlrm.model.dlrm import DLRM
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.tasks.table_rows import changed_rows
@@ -123,16 +119,6 @@ def test_tables_in_files_train_as_in_memory(dataset, model, tmp_path):
     np.testing.assert_array_equal(found.predict(rows), model.predict(rows))
 
 
-@pytest.mark.parametrize("layout", ["joint", "joint_sparse", "multi_table"])
-def test_other_layouts_give_the_same_model(dataset, layout):
-    settings = {**MODEL, "embedding_optimizer": "adagrad", "mlp_optimizer": "sgd", "lr": 0.05}
-    fused, found = (
-        dlrm.fit(dataset, **settings, embedding_type=t) for t in ("joint_fused", layout)
-    )
-    rows = draw(50, seed=2)
-    np.testing.assert_allclose(found.predict(rows), fused.predict(rows), atol=1e-4)
-
-
 @pytest.mark.long
 def test_a_served_model_scores_raw_rows_and_ids(model, tmp_path):
     scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs dlrm[serve]")
@@ -187,21 +173,3 @@ def test_rows_may_be_added_to_a_shared_table(model, tmp_path):
 
 def without(dense):
     return {name: value for name, value in dense.items() if not name.startswith("attention")}
-
-
-def test_divided_tables_are_refused():
-    config = DLRMConfig(
-        (31, 21, 31, 31),
-        1,
-        8,
-        (8,),
-        (1,),
-        table_poolings=(None, None, "attention", None),
-        field_tables=(0, 1, 0, 0),
-        field_targets=(None, None, 0, None),
-    )
-    whole = [Piece(t, (0, rows), (0, 8), t, (rows, 8)) for t, rows in ((0, 31), (1, 21))]
-    halves = [whole[0]._replace(columns=(0, 4)), whole[0]._replace(columns=(4, 8), rank=1)]
-    placement = Placement((31, 21), 8, 2, (*halves, whole[1]))
-    with pytest.raises(ValueError, match="copies table 0: expected a whole table .* pooling: at"):
-        DLRM(config, World(0, 2), placement=placement)

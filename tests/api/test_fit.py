@@ -337,7 +337,7 @@ def test_arguments_that_do_not_fit_are_named(arguments, error, message):
 def test_lists_and_whole_numbers_are_taken_for_tuples_and_floats(dataset):
     settings = {**SETTINGS, "bottom_mlp_sizes": [8, 4], "lr": 1, "dropout": 0, "ema_decay": None}
     settings |= {"batch_size": np.int64(64), "lr": np.float32(1), "top_mlp_sizes": np.array([8, 1])}
-    settings |= {"schedule": "linear", "precision": "fp32"}  # also names of a training's parts
+    settings |= {"schedule": "linear", "amp": False}  # also names of a training's parts
     assert "test_auc" in dlrm.fit(dataset, base_device="cpu", max_steps=1, **settings).results
 
 

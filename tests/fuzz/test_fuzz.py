@@ -150,21 +150,6 @@ def tensors():
     return save({"weight": np.ones((3, 4), np.float32), "bias": np.zeros(3, np.float32)})
 
 
-def parquet(path):
-    convert = pytest.importorskip("dlrm.preproc.convert_to_binary").convert
-    convert(path, path.with_name("out"), "split_binary", 0.5)
-
-
-def parquet_file():
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    file = io.BytesIO()
-    columns = [[0, 1] * 50, np.linspace(-1, 1, 100), np.arange(100) % 7]
-    parquet.write_table(arrow.table(columns, names=["label", "x", "u"]), file)
-    return file.getvalue()
-
-
 def table_rows(kind):
     """Returns the reader of a columnar kind, which reads as tasks of preprocessing do."""
 
@@ -315,7 +300,7 @@ FORMATS = {
         lambda path: checked_config(path.parent),
     ),
     "tensors": (tensors, read_tensors),
-    "hdf5": (hdf5_file, lambda path: open_pretraining([path], data_format="hdf5")),
+    "hdf5": (hdf5_file, lambda path: open_pretraining([path])),
     "image": (png, image),
     "tfrecord": (tfrecord_file, records),
     "example": (EXAMPLE, example),
@@ -323,7 +308,6 @@ FORMATS = {
         json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}),
         squad,
     ),
-    "parquet": (parquet_file, parquet),
     "rows of parquet": (
         table_file(lambda table, file: pq.write_table(table, file, row_group_size=50)),
         table_rows("parquet"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from killing import contents, difference
 
 from dlrm.language.pretraining import command as prepare_text
-from dlrm.preproc import convert_to_binary, prepare_logs
+from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.logs import command as logs
 
@@ -35,7 +35,6 @@ def images(arguments):
 logs.open_engine = inline_engine
 COMMANDS = {
     "logs": prepare_logs.main,
-    "parquet": convert_to_binary.main,
     "images": images,
     "text": prepare_text.main,
 }

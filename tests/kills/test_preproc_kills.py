@@ -113,15 +113,6 @@ def test_no_kill_of_preprocessing_costs_anything(forks, logs, tmp_path, mode, ov
     run_campaign(campaign, f"{mode}, over another {over}", every)
 
 
-def parquet(folder):
-    pyarrow, file = pytest.importorskip("pyarrow"), folder / "rows.parquet"
-    random = np.random.default_rng(0)
-    columns = {"label": random.integers(0, 2, 40), "a": random.random(40, np.float32)}
-    columns |= {"b": random.integers(0, 9, 40), "c": random.integers(0, 300, 40)}
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), file)
-    return [f"--source={file}"], "--output_format=binary"
-
-
 def images(folder):
     image = pytest.importorskip("PIL.Image")
     for i in range(8):
@@ -145,7 +136,7 @@ def text(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize("source", [parquet, images, text])
+@pytest.mark.parametrize("source", [images, text])
 def test_no_kill_of_another_command_costs_anything(forks, tmp_path, source, over):
     folder = tmp_path / "source"
     folder.mkdir()

@@ -50,7 +50,7 @@ class Clicks:
 
     table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
     categorical_names, one_id_each = ["a", "b", "c"], True
-    poolings = field_tables = targets = field_dims = None
+    poolings = field_tables = targets = None
 
     def __init__(self, num_batches, seed):
         self._num_batches, self._seed = num_batches, seed
@@ -96,7 +96,7 @@ def train(run, keep, in_background, rank=0, size=1, store=None):
         dist.destroy_process_group()
 
 
-def begin(run, config, keep, in_background=False, world=World(), beat=lambda step: None):
+def begin(run, config, keep, in_background=False, world=World(), after_step=lambda step: None):
     """Returns the trainer of a new or resumed run and its training and test batches."""
     sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in ARCHITECTURE.items()}
     task = Scored(DLRMConfig(TABLE_SIZES, 2, **sizes), world, seed=1)
@@ -114,7 +114,7 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
         log=log,
         checkpoints=checkpoints,
         run={"flags": ARCHITECTURE, "dataset": {"table sizes": list(TABLE_SIZES)}},
-        beat=beat,
+        after_step=after_step,
     )
     session.resume(task.trainer, log, lambda run: {})
     batches = [ClickLoader(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
@@ -128,7 +128,7 @@ def train_until(run, end):
     def stop_at_end(step):
         trainer.stop_requested = Path(end).exists()
 
-    trainer, batches = begin(run, config, keep=1, beat=stop_at_end)
+    trainer, batches = begin(run, config, keep=1, after_step=stop_at_end)
     try:
         trainer.fit(*batches)
     except StoppedError:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from dlrm.distributed import World
-from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.layout import Bags
 
@@ -53,11 +53,8 @@ def built(device: str, config: DLRMConfig = SMALL, **options) -> DLRM:
 
 
 @pytest.mark.parametrize("interaction_op", ["cuda_dot", "dot", "cat"])
-@pytest.mark.parametrize("embedding_type", ["joint", "joint_fused", "joint_sparse"])
-def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction_op, device):
-    config = dataclasses.replace(
-        SMALL, embedding_type=embedding_type, interaction_op=interaction_op
-    )
+def test_logits_and_gradients_are_those_of_the_paper(interaction_op, device):
+    config = dataclasses.replace(SMALL, interaction_op=interaction_op)
     model = built(device, config, seed=3)
     numerical, categorical = batch(config, device)
     torch.testing.assert_close(
@@ -71,11 +68,10 @@ def test_logits_and_gradients_are_those_of_the_paper(embedding_type, interaction
         torch.testing.assert_close(a.to_dense(), e)
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_every_embedding_type_gives_the_same_logits(embedding_type, device):
+def test_ids_may_have_any_width(device):
     numerical, categorical = batch(SMALL, device)
-    expected = built(device, seed=5)(numerical, categorical)
-    model = built(device, dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
+    model = built(device, seed=5)
+    expected = model(numerical, categorical)
     torch.testing.assert_close(model(numerical, categorical.to(torch.int32)), expected)
 
 
@@ -89,10 +85,9 @@ def bags(config: DLRMConfig, device: str = "cpu", size: int = 33, most: int = 4)
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_bags_are_pooled_in_every_layout(embedding_type, pooling, device):
-    config = dataclasses.replace(SMALL, embedding_type=embedding_type, pooling=pooling)
-    numerical, ids, lengths = bags(config, device)
+def test_bags_are_pooled(pooling, device):
+    config = dataclasses.replace(SMALL, pooling=pooling)
+    _, ids, lengths = bags(config, device)
     model = built(device, config, seed=5)
     tables, position = model.embeddings.tables(), 0
     pooled = torch.zeros(33, 4, 8, device=device)
@@ -104,22 +99,12 @@ def test_bags_are_pooled_in_every_layout(embedding_type, pooling, device):
             position += length
             if pooling == "mean" and length:
                 pooled[sample, table] /= length
-    actual = model.embeddings.pool(Bags(ids, lengths, pooling=pooling), torch.float32)
+    actual = model.embeddings.look_up(Bags(ids, lengths, pooling=pooling), torch.float32)()
     torch.testing.assert_close(actual, pooled)
-    reference = built(device, dataclasses.replace(SMALL, pooling=pooling), seed=5)
-    logits = [m(numerical, ids, lengths) for m in (model, reference)]
-    torch.testing.assert_close(*logits)
-    gradients = []
-    for m, logit in zip((model, reference), logits, strict=True):
-        logit.sum().backward()
-        weights = [weight for weight, _ in m.embeddings.table_parameters()]
-        gradients.append(torch.cat([weight.grad.to_dense() for weight in weights]))
-    torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_bags_of_one_id_are_ids(embedding_type):
-    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type), seed=5)
+def test_bags_of_one_id_are_ids():
+    model = DLRM(SMALL, seed=5)
     numerical, categorical = batch(SMALL)
     lengths = torch.ones(categorical.shape, dtype=torch.int32)
     torch.testing.assert_close(
@@ -129,12 +114,9 @@ def test_bags_of_one_id_are_ids(embedding_type):
     assert none.shape == (0,)
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_bad_bags_are_named_in_every_layout(embedding_type):
+def test_bad_bags_are_named():
     for hash_indices in (False, True):
-        config = dataclasses.replace(
-            SMALL, embedding_type=embedding_type, hash_indices=hash_indices
-        )
+        config = dataclasses.replace(SMALL, hash_indices=hash_indices)
         model = DLRM(config)
         numerical, ids, lengths = bags(config)
         with pytest.raises(RuntimeError, match=r"embedding\w*: lengths add up to"):
@@ -144,7 +126,7 @@ def test_bad_bags_are_named_in_every_layout(embedding_type):
             model(numerical, ids, lengths)
         with pytest.raises(RuntimeError, match=r"4|table_offsets \[4\] Long for lengths"):
             model(numerical, ids, lengths[:, :3])
-    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type))
+    model = DLRM(SMALL)
     numerical, ids, lengths = bags(SMALL)
     lengths[20, 2] += 1
     position = int(lengths.flatten()[: 20 * 4 + 2].sum())
@@ -153,11 +135,8 @@ def test_bad_bags_are_named_in_every_layout(embedding_type):
         model(numerical, ids, lengths)
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_hashed_bags_wrap_around_their_own_tables(embedding_type, device):
-    config = dataclasses.replace(
-        SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
-    )
+def test_hashed_bags_wrap_around_their_own_tables(device):
+    config = dataclasses.replace(SMALL, hash_indices=True, max_table_size=10)
     numerical, ids, lengths = bags(SMALL, device)
     rows = torch.tensor([7, 10, 3, 10], device=device).repeat(33)
     rows = rows.repeat_interleave(lengths.flatten())
@@ -201,11 +180,8 @@ def test_small_initial_tables_on_request():
     assert model.embeddings.tables()[2].abs().max() <= 0.01 / 3**0.5
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type, device):
-    config = dataclasses.replace(
-        SMALL, embedding_type=embedding_type, hash_indices=True, max_table_size=10
-    )
+def test_hashed_ids_wrap_around_tables_of_limited_size(device):
+    config = dataclasses.replace(SMALL, hash_indices=True, max_table_size=10)
     model = built(device, config, seed=1)
     assert [len(table) for table in model.embeddings.tables()] == [7, 10, 3, 10]
     numerical, categorical = batch(SMALL, device)
@@ -216,10 +192,9 @@ def test_hashed_ids_wrap_around_tables_of_limited_size(embedding_type, device):
     torch.testing.assert_close(logits, model(numerical, categorical % rows))
 
 
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
 @pytest.mark.parametrize("bad", [-1, 3])
-def test_an_id_beyond_its_table_is_named(embedding_type, bad):
-    model = DLRM(dataclasses.replace(SMALL, embedding_type=embedding_type))
+def test_an_id_beyond_its_table_is_named(bad):
+    model = DLRM(SMALL)
     numerical, categorical = batch(SMALL)
     categorical[20, 2] = bad
     with pytest.raises(RuntimeError, match=f"id {bad} of table 2 in batch row 20.*0 <= id < 3"):
@@ -270,10 +245,6 @@ def test_bfloat16_tables_are_float32_ones_rounded(dtype, device):
         ({"embedding_type": "hash"}, "--embedding_type hash"),
         ({"pooling": "max"}, "--pooling max"),
         ({"embedding_dtype": "fp16"}, "--embedding_dtype fp16"),
-        (
-            {"embedding_dtype": "bf16", "embedding_type": "joint_sparse"},
-            "--embedding_dtype bf16 needs --embedding_type joint_fused, got joint_sparse",
-        ),
     ],
 )
 def test_impossible_architectures_are_refused(changes, message):
@@ -289,7 +260,6 @@ def test_impossible_architectures_are_refused(changes, message):
         {"wide": True},
         {"hash_indices": True},
         {"numerical_embedding": "piecewise"},
-        {"embedding_type": "joint"},
     ],
 )
 def test_a_block_of_unchanged_weights_scores_alike_and_ends(changes):

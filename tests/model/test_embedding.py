@@ -9,13 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Held
-from dlrm.model.tables.multi_table import MultiTableEmbedding
 
 LARGE = DLRMConfig(  # the first table has four million values and the last has no rows
     table_sizes=(130_001, 5, 0),
@@ -23,11 +21,7 @@ LARGE = DLRMConfig(  # the first table has four million values and the last has 
     bottom_mlp_sizes=(8, 33),
     top_mlp_sizes=(8, 1),
 )
-LAYOUTS = [
-    {"embedding_type": "joint_fused"},
-    {"embedding_type": "joint_fused", "embedding_dtype": "bf16"},
-    {"embedding_type": "multi_table"},
-]
+LAYOUTS = [{"embedding_dtype": "fp32"}, {"embedding_dtype": "bf16"}]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -64,8 +58,9 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
     assert torch.equal(tables[1], expected)
 
 
-def held(tables):
-    return Held({n: Piece(n, (0, rows), (0, 3), 0, (rows, 3)) for n, rows in tables.items()}, 3)
+def joint(*sizes):
+    placement = Placement.of_tables(sizes, 3, [range(len(sizes))])
+    return JointEmbedding(placement, range(len(sizes)), initial=Initial(seed=3)).tables()
 
 
 def drawn(name):
@@ -97,18 +92,15 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
-def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
-    expected = layout(held({0: 700, 3: 5, 1: 31}), Initial(seed=3)).tables()
+def test_initial_values_do_not_depend_on_the_number_of_threads():
+    expected = joint(700, 5, 31)
     torch.set_num_threads(3)
-    tables = layout(held({0: 700, 3: 5, 1: 31}), Initial(seed=3)).tables()
-    assert all(map(torch.equal, tables, expected))
+    assert all(map(torch.equal, joint(700, 5, 31), expected))
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
-def test_initial_values_do_not_depend_on_the_default_device(layout):
-    expected = layout(held({0: 7, 1: 5}), Initial(seed=3)).tables()
+def test_initial_values_do_not_depend_on_the_default_device():
+    expected = joint(7, 5)
     with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
-        tables = layout(held({0: 7, 1: 5}), Initial(seed=3)).tables()
+        tables = joint(7, 5)
     assert all(map(torch.equal, tables, expected))

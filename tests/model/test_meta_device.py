@@ -8,29 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
 
-SIZES, DIM = (7, 10, 3), 8
-DIVIDED = Placement(  # rank 0 has the first rows of table 1 twice over, as a copy and alone
-    SIZES,
-    DIM,
-    2,
-    (
-        Piece(0, (0, 7), (0, 4), 0, (7, DIM)),
-        Piece(0, (0, 7), (4, 8), 1, (7, DIM)),
-        Piece(1, (0, 2), (0, 8), None, (10, DIM)),
-        Piece(1, (2, 6), (0, 8), 0, (10, DIM)),
-        Piece(1, (6, 10), (0, 8), 1, (10, DIM)),
-        Piece(2, (0, 3), (0, 8), 1, (3, DIM)),
-    ),
-)
+SIZES, DIM = (7, 12, 3), 8
 LAYOUTS = {
     "joint": {},
-    "one each": {"embedding_type": "multi_table"},
-    "divided": {},
+    "divided": {"placement": "auto"},  # the rows of table 1 on two ranks
     "bf16": {"embedding_dtype": "bf16"},
 }
 INTERACTIONS = [{"interaction_op": name} for name in (*INTERACTION_NAMES, "dot,dcn")]
@@ -61,9 +46,8 @@ def config_of(layout, parts):
 
 
 def made(layout, parts, device):
-    placement = DIVIDED if layout == "divided" else None
     world = World(size=2 if layout == "divided" else 1, device=device)
-    return DLRM(config_of(layout, parts), world, placement=placement)
+    return DLRM(config_of(layout, parts), world)
 
 
 def shapes(model):
@@ -79,7 +63,7 @@ class _Values(TorchDispatchMode):
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 assert tensor.dtype in (torch.int64, torch.bool), func
-                assert tensor.numel() <= 6 * len(DIVIDED.pieces), func
+                assert tensor.numel() <= 6 * len(SIZES), func
         return result
 
 
@@ -103,7 +87,7 @@ def test_the_default_device_may_be_meta():
 
 @pytest.mark.parametrize(
     ("layout", "expected"),
-    [("joint", [[7, 10, 3]] * 2), ("divided", [[7]] * 2)],
+    [("joint", [[7, 12, 3]] * 2), ("divided", [])],
 )
 def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(layout, expected):
     model = made(layout, {"wide": True}, "meta")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import mean_of_members
@@ -312,20 +312,6 @@ def test_the_default_network_is_bit_for_bit_what_it_was():
         strict=True,
     ):
         assert torch.equal(one.to_dense(), other.to_dense())
-
-
-@pytest.mark.parametrize("embedding_type", EMBEDDING_TYPES)
-def test_every_layout_of_tables_has_the_wide_term(embedding_type):
-    random = torch.Generator().manual_seed(2)
-    models = [build(wide=True), build(wide=True, embedding_type=embedding_type)]
-    weights = torch.randn(sum(SMALL.table_sizes), 1, generator=random)
-    for inputs in (batch(), batch(hotness=3)):
-        logits = []
-        for model in models:
-            with torch.no_grad():
-                model.wide.weight.copy_(weights)
-            logits.append(model(*inputs))
-        torch.testing.assert_close(*logits)
 
 
 def test_wide_weights_start_as_zero_and_follow_hashed_ids():

@@ -10,7 +10,7 @@ import torch
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World
-from dlrm.model.config import EMBEDDING_TYPES, FUSED_TYPES, DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -61,8 +61,7 @@ def train(device, optimizer="sgd", bags=False, max_grad_norm=None, **changes):
         task.model.zero_grad()
         losses.append(loss.detach())
     weights = dict(task.model.named_parameters())
-    if config.embedding_type in FUSED_TYPES:
-        weights["embeddings.weight"] = torch.cat(task.model.embeddings.tables())
+    weights["embeddings.weight"] = torch.cat(task.model.embeddings.tables())
     found = {"losses": torch.stack(losses), **weights}
     return {name: value.detach().cpu() for name, value in found.items()}
 
@@ -70,11 +69,7 @@ def train(device, optimizer="sgd", bags=False, max_grad_norm=None, **changes):
 @pytest.mark.parametrize(
     ("optimizer", "bags", "changes"),
     [
-        *(
-            ("sgd", bags, {"embedding_type": kind})
-            for kind in EMBEDDING_TYPES
-            for bags in (False, True)
-        ),
+        *(("sgd", bags, {}) for bags in (False, True)),
         ("sgd", False, {"interaction_op": "cat", "max_grad_norm": 0.1}),
         *((kind, False, {"embedding_dtype": "bf16"}) for kind in ("sgd", "adagrad")),
         ("adagrad", True, {}),

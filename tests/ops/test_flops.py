@@ -17,7 +17,6 @@ DOTS = 2 * BATCH * (TABLES + 1) ** 2 * DIM
 WITHOUT_PRODUCTS = {
     *("joint_embedding", "joint_embedding_rows", "joint_embedding_bag"),
     *("joint_embedding_bag_backward", "joint_embedding_bag_sample_weights_backward"),
-    *("joint_embedding_pieces", "joint_embedding_pieces_backward"),
     *("row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_", "dense_adam_"),
     *("row_sgd_decay_", "row_adagrad_decay_", "row_wise_adagrad_decay_", "row_adam_decay_"),
     *("piecewise_linear", "piecewise_linear_backward", "logistic_loss", "relu_bias_backward"),

@@ -8,7 +8,6 @@ import pytest
 COMMANDS = {
     "logs": ["-m", "dlrm.preproc.prepare_logs"],
     "spark_data_utils": ["preproc/spark_data_utils.py"],
-    "binary": ["-m", "dlrm.preproc.convert_to_binary"],
     "images": ["-m", "dlrm.vision.preparation.command"],
     "text": ["-m", "dlrm.language.pretraining.command"],
 }

@@ -155,8 +155,10 @@ def test_ids_come_back_as_the_same_dataset(logs, tmp_path):
     assert sum(convert(dataset, tmp_path / "ids", "ids").values()) == 950
     sizes = json.loads((tmp_path / "ids" / "model_size.json").read_text())
     assert [size + 1 for size in sizes.values()] == FeatureSpec.load(dataset).cardinalities
-    arguments = [f"--source={tmp_path / 'ids'}", f"--output={tmp_path / 'again'}"]
-    assert convert_to_binary.main(arguments) == 0
+    convert_to_binary.convert(tmp_path / "ids", tmp_path / "rows", 1)
+    numbers = f"--numerical_features={len(FeatureSpec.load(dataset).numerical)}"
+    paths = [f"--dataset={tmp_path / 'rows'}", f"--output={tmp_path / 'again'}"]
+    forked.succeed("dlrm.scripts.split_dataset", *paths, numbers)
     assert binary_files(tmp_path / "again") == binary_files(dataset)
 
 

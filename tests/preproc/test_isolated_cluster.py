@@ -38,7 +38,7 @@ for setting in settings:
     builder = builder.config(*setting.split("=", 1))
 spark = builder.getOrCreate()
 schema = {"label": "y", "numerical": ["x"], "categorical": ["kind"]}
-dlrm.preproc.run(spark, schema, spark.sql(sql), output, report=False, day="1")
+dlrm.preproc.run(spark, schema, spark.sql(sql), output, report=False)
 spark.stop()
 """
 
@@ -147,17 +147,17 @@ def test_a_driver_that_is_killed_is_resumed(start, expected, request):
 def days(folder):
     """Returns the checksums of two days of rows, the second of which extends the first."""
     (folder / "schema.yaml").write_text("{label: y, numerical: [x], categorical: [kind]}")
-    found, chain = [], "--day=1"
+    found, extend = [], []
     for day, kinds in (("1", 97), ("2", 997)):
         ids = range(100_000)
         columns = {"y": [int(i % 3 == 0) for i in ids], "x": [i / 2 for i in ids]}
         columns["kind"] = [f"k{i * i % kinds}" for i in ids]
         pq.write_table(pa.table(columns), folder / f"{day}.parquet")
-        flags = [f"--schema={folder}/schema.yaml", "--noreport", chain]
+        flags = [f"--schema={folder}/schema.yaml", "--noreport", *extend]
         where = [f"--input={folder}/{day}.parquet", f"--output={folder}/day-{day}"]
         nodes.timed(nodes.prepare(*flags, *where, folder=folder / "local"))
         found.append(read_json(folder / f"day-{day}" / MANIFEST)["files"])
-        chain = f"--extend={folder}/day-1"
+        extend = [f"--extend={folder}/day-1"]
     return found
 
 
@@ -186,7 +186,7 @@ def wait_for_rows(uri):
 
 def test_rows_of_spark_extend_a_day_also_after_kills(cluster, days, folder):
     flags = [f"--schema={folder}/schema.yaml", "--noreport"]
-    first = ["--day=1", f"--input={folder}/1.parquet", "--output=s3://bucket/parent"]
+    first = [f"--input={folder}/1.parquet", "--output=s3://bucket/parent"]
     nodes.timed(nodes.prepare(*flags, *first, folder=folder / "local"))
     output = Uri.parse("s3://bucket/child")
     flags += ["--extend=s3://bucket/parent", f"--output={output}"]

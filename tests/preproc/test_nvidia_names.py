@@ -102,7 +102,7 @@ def test_the_steps_take_nvidias_flags(raw, tmp_path):
     assert sizes == {f"_c{14 + i}": size - 1 for i, size in enumerate(fitted_sizes)}
     assert max(fitted_sizes) > 2
     for word, message in (
-        ("--no_numeric_log_col", "dlrm transcode --numeric_transform none"),
+        ("--no_numeric_log_col", "whose transform in the schema is none"),
         ("--model_size_file=x", "--model_size_file: is for --mode transform"),
     ):
         refused = spark_data_utils(f"--input_folder={raw}", word)

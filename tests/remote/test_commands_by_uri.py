@@ -189,7 +189,7 @@ def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     shutil.copytree(saved, path, dirs_exist_ok=True)
     output.publish()
     assert find_published(uri.below("binary")) is not None
-    open_store(uri).remove([uri.below("note").key])
+    open_store(uri).remove(uri.below("note").key)
     with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
         Output(uri, path, False)
     output = Output(uri, path, True)
@@ -260,10 +260,9 @@ def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypa
 
 BY_URI = (  # command, words of which {} is the place of the files, and what it writes
     ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
-    ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
     ("checkpoint", "inspect {}/run", ""),
     ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
-    ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),
+    ("transcode", "--input={}/csv --output={}/t", "t"),
     (
         "synthetic",
         "--synthetic_dataset_num_entries=64 --synthetic_dataset_table_sizes=9 "
@@ -273,12 +272,19 @@ BY_URI = (  # command, words of which {} is the place of the files, and what it 
     ("simulate", "--rows=400 --days=2 --output={}/raw", "raw"),
     ("prepare-logs", "--engine=local --input_folder={}/raw --output_folder={}/logs", "logs"),
     (
-        "convert-to-binary",
-        "--source={}/parquet --output_format=binary --output={}/binary",
-        "binary",
+        "prepare-logs",
+        "--engine=local --input_folder={}/raw --output_folder={}/rows --output_format=binary",
+        "rows",
     ),
-    ("split-dataset", "--dataset={}/binary --numerical_features=3 --output={}/split", "split"),
+    ("split-dataset", "--dataset={}/rows/binary_dataset --output={}/split", "split"),
 )
+CSV_SPEC = """
+feature_spec: {y: {}, a: {}, c: {cardinality: auto}}
+channel_spec: {label: [y], numerical: [a], categorical: [c]}
+source_spec:
+  train: &chunks [{type: csv, features: [y, a, c], files: [t.csv]}]
+  test: *chunks
+"""
 VARYING = {MANIFEST, "report.json", "report.html"}  # have times or places
 
 
@@ -288,7 +294,9 @@ def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_pat
     shutil.copytree(trained.dataset, here / "data")
     shutil.copytree(trained.checkpoint, here / "run")
     (step,) = (here / "run").glob("step-*")
-    (here / "t.csv").write_text("y,a,c\n" + "".join(f"{i % 2},{i},c{i % 3}\n" for i in range(60)))
+    (here / "csv").mkdir()
+    (here / "csv/t.csv").write_text("".join(f"{i % 2},{i},{i % 3}\n" for i in range(60)))
+    (here / "csv/feature_spec.yaml").write_text(CSV_SPEC)
     put(here, there)
     for name, line, output in BY_URI:
         words = line.replace("STEP", f"run/{step.name}").split()

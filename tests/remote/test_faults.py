@@ -36,7 +36,6 @@ def hasty(monkeypatch):
     retries = {**dlrm.remote.store._RETRIES, "max_retries": 3}
     retries["backoff"] = {**retries["backoff"], "init_backoff": timedelta(milliseconds=10)}
     monkeypatch.setattr(dlrm.remote.store, "_RETRIES", retries)
-    monkeypatch.setattr(dlrm.remote.store, "_FIRST_PAUSE", 0.01)
 
 
 def names_and_bytes(path):
@@ -107,7 +106,7 @@ def test_an_expired_token_is_renewed(endpoint, profile, store_uri, act):
         "entry": lambda: store.entry("a"),
         "read": lambda: store.read(entry),
         "write": lambda: store.write("b", b"", NEW),
-        "remove": lambda: store.remove(["a"]),
+        "remove": lambda: store.remove("a"),
     }
     calls[act]()
     assert endpoint.facts()["counts"]["expired"]

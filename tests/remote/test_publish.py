@@ -79,7 +79,8 @@ def test_an_upload_that_was_cut_leaves_nothing_to_read_and_goes_on(bucket, tmp_p
     published(path, uri)
     store, manifest = open_store(uri), uri.below(MANIFEST)
     folder = json.loads(bytes(store.read(store.entry(manifest.key))))["stored_in"]
-    store.remove([manifest.key, uri.below(f"{folder}/train/label.bin").key])
+    store.remove(manifest.key)
+    store.remove(uri.below(f"{folder}/train/label.bin").key)
     with (
         pytest.raises(FileNotFoundError, match=f"{manifest}: no such object"),
         fetched_directory(Cache.open(), uri),
@@ -121,7 +122,7 @@ def test_a_missing_object_is_named(bucket, tmp_path):
     path, uri = made(tmp_path / "made"), bucket.below("d")
     published(path, uri)
     (key,) = (e.key for e in open_store(uri).entries("") if e.key.endswith("empty"))
-    open_store(uri).remove([key])
+    open_store(uri).remove(key)
     with (
         pytest.raises(FileNotFoundError, match=f"{uri.root}{key}: missing"),
         fetched_directory(Cache.open(), uri),

@@ -8,12 +8,17 @@ from decimal import Decimal
 import forked
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from routes_testing import FILES, FRAMES, ROWS
+import routes_testing
+from routes_testing import FILES, FRAMES, RAW, ROWS, fitted, ids_of, inputs_of
 from tables_testing import prepare
 
 import dlrm
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.stages.options import IncrementConfig
 
 NAN = float("nan")
 TABLES = ("arrow", "pandas", "objects", "polars")
@@ -105,6 +110,45 @@ def test_nan_of_a_category_scores_as_a_missing_value(route, kind, tmp_path):
         np.testing.assert_array_equal(found, [expected, known, expected], err_msg=other)
 
 
+BESIDE = [("csv", str), ("json", str), ("parquet", str), ("pandas", str)]
+BESIDE += [(route, float) for route in ("csv", "polars csv", "json", "parquet", "pandas", "arrow")]
+
+
+@pytest.mark.parametrize(("route", "kind"), BESIDE)
+def test_nan_beside_numbers_alone_gets_no_id(route, kind, tmp_path):
+    numbers = [1.5, NAN, 2.5, NAN, 1.5, NAN, NAN, 1.5] * 5
+    table = {"c": [*map(kind, numbers)], "d": ["a", "nan", "a", "nan", "a"] * 8, "y": [0, 1] * 20}
+    crosses = [{"fields": names, "frequency_limit": 1} for names in (["c", "d"], ["d", "c"])]
+    schema = {"label": "y", "categorical": ["c", "d"], "crosses": crosses}
+    transform = fitted(schema, table, route, tmp_path)
+    both = [pair for pair in zip(numbers, table["d"], strict=True) if pair[0] == pair[0]]
+    made = {f"{c} & {d}": both.count((c, d)) for c, d in both}
+    in_order = sorted(made, key=lambda text: (-made[text], text))
+    found = [dictionary.values() for dictionary in transform.dictionaries]
+    assert found[:3] == [["1.5", "2.5"], ["a", "nan"], in_order]
+    assert sorted(found[3]) == sorted(" & ".join(t.split(" & ")[::-1]) for t in in_order)
+    ids = np.fromfile(tmp_path / f"dataset of {route}" / "train" / "cat_0.bin", np.int8)
+    assert np.bincount(ids).tolist() == [20, 15, 5]
+    rows = {"c": [NAN, 1.5, 2.5, NAN], "d": ["a"] * 4}
+    scored = ("dicts", "lines", "cells", "pandas", "csv", "polars csv", "json", "parquet", RAW)
+    paths = routes_testing.written(rows, tmp_path, scored)
+    for other in scored:
+        parts = inputs_of(transform, rows, other, paths)
+        assert ids_of(transform, parts, "c") == [0, 1, 2, 0], other
+
+
+def test_nan_of_a_later_day_is_a_value_beside_texts_alone(tmp_path):
+    schema, before = {"label": "y", "categorical": ["c", "d"]}, {}
+    days = [([1.5, NAN], ["a", "b"]), ([2.5, NAN], [2.5, NAN])]
+    for day, (c, d) in enumerate(days):
+        path = written({"c": c * 10, "d": d * 10, "y": [0, 1] * 10}, "csv", tmp_path)
+        prepare(schema, [path], tmp_path / str(day), increment=IncrementConfig(**before))
+        before = {"extend": tmp_path / str(day)}
+    transform = Transform.load(tmp_path / "1" / "transform")
+    found = [dictionary.values() for dictionary in transform.dictionaries]
+    assert found == [["1.5", "2.5"], ["a", "b", "2.5", "nan"]]
+
+
 @pytest.mark.parametrize("route", [*TABLES, "parquet", "ipc"])
 def test_nan_is_no_group(route, tmp_path):
     table = {"g": np.array([1.0, 2.5, NAN] * 9), "n": list(range(27)), "y": [0, 1, 0] * 9}
@@ -140,7 +184,8 @@ FLOATS = {
 @pytest.mark.parametrize("kind", FLOATS)
 def test_ids_in_floats_that_need_not_be_exact_are_refused(kind, route, tmp_path):
     table = {"user_id": FLOATS[kind], "n": list(range(40)), "y": [0, 1] * 20}
-    message = r"column user_id: expected integers, got the float .*above 2\^53 read the column as"
+    bits = 24 if kind == "single" and route in (*TABLES, "parquet") else 53
+    message = rf"column user_id: expected integers, got the float .*above 2\^{bits} read the column"
     schema = {"label": "y", "numerical": ["n"]}
     for place, made in enumerate([{"categorical": ["user_id"]}, {"groups": ["user_id"]}]):
         (folder := tmp_path / str(place)).mkdir()
@@ -149,6 +194,68 @@ def test_ids_in_floats_that_need_not_be_exact_are_refused(kind, route, tmp_path)
     if route in FRAMES and len(set(FLOATS[kind])) > 1:  # others are left out of a draft
         with pytest.raises(ValueError, match=message):
             dlrm.fit(FRAMES[route](table), label="y")
+
+
+AS = [("arrow", role) for role in ("string", "integer", "id", "list", "group")]
+AS += [(route, "string") for route in ("coded", "pandas", "polars", "parquet")]
+
+
+@pytest.mark.parametrize(("route", "role"), AS)
+@pytest.mark.parametrize(("bits", "kind"), [(24, pa.float32()), (11, pa.float16())])
+def test_ids_in_narrow_floats_are_refused_by_their_width(route, bits, kind, role, tmp_path):
+    field = {"column": "u", "max_length": 2} if role == "list" else {"column": "u", "type": role}
+    used = {"groups": ["u"]} if role == "group" else {"categorical": ["last", field]}
+    schema = {"label": "y", "categorical": ["last"]} | used
+
+    def prepared(first, name):
+        array = pa.array(np.arange(first, first + 40).astype(kind.to_pandas_dtype()))
+        if route == "coded":
+            array = pa.DictionaryArray.from_arrays(pa.array(range(40), pa.int32()), array)
+        if role == "list":
+            array = pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), array)
+        table = pa.table({"u": array, "last": ["x"] * 40, "y": [0, 1] * 20})
+        if route == "parquet":
+            pq.write_table(table, path := tmp_path / f"{name}.parquet")
+            return prepare(schema, [path], tmp_path / name)
+        made = {"pandas": pa.Table.to_pandas, "polars": routes_testing.polars.from_arrow}
+        frame = made.get(route, pa.table)(table)
+        return dlrm.Dataset.from_arrow(frame, schema, tmp_path / name, cores=1)
+
+    prepared((1 << bits) - 40, "exact")
+    message = (
+        rf"column u: .*expected integers, got the float .*: above 2\^{bits} read the column as"
+    )
+    with pytest.raises((ValueError, TaskError), match=message):
+        prepared((1 << bits) - 39, "inexact")
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(24, np.float32), (11, np.float16)])
+def test_narrow_floats_that_need_not_be_the_known_integers_are_refused(bits, dtype, tmp_path):
+    schema, most = {"label": "y", "categorical": ["u", "last"]}, 1 << bits
+    rest = {"last": ["x"] * 2, "y": [0, 1]}
+    known, exact = (
+        fitted(schema, {"u": [most + odd, 5]} | rest, "csv", made)
+        for odd in (1, 0)
+        if (made := tmp_path / str(odd)).mkdir() is None
+    )
+    rows = {"u": np.array([5, most], dtype), "last": ["x"] * 2}
+    message = rf"column u: expected integers such as {most + 1}, .* got the float .*2\^{bits} read"
+    for route in ("arrow", "pandas", "columns", "scalars", "parquet"):
+        paths = routes_testing.written(rows, tmp_path, [route])
+        with pytest.raises(ValueError, match=message):
+            inputs_of(known, rows, route, paths)
+        assert ids_of(exact, inputs_of(exact, rows, route, paths), "u") == [2, 1], route
+
+
+def test_a_draft_takes_narrow_floats_that_are_no_exact_ids_for_numbers(tmp_path):
+    floats = np.array([2.0**24 + 2 * (k % 5) for k in range(40)], np.float32)
+    table = {"user_id": floats, "v": floats, "n": list(range(40)), "y": [0, 1] * 20}
+    path = written(table, "parquet", tmp_path)
+    done = forked.succeed("dlrm.scripts.schema", f"--input={path}", "--label=y", cwd=tmp_path)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("warning:")]
+    assert line.startswith("warning:     user_id has floats that need not be exact: above 2^24")
+    schema = Schema.load(tmp_path / "schema.yaml")
+    assert [field.column for field in schema.numerical] == ["v", "n"]
 
 
 @pytest.mark.parametrize("beside", [int, str])

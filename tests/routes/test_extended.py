@@ -5,7 +5,6 @@ from routes_testing import ROUTES, ids_of, inputs_of, written
 from tables_testing import prepare, write_table
 
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.increments import segments
 from dlrm.preproc.stages.options import IncrementConfig
 
 SCHEMA = {
@@ -36,20 +35,15 @@ def table_of(day):
 @pytest.fixture(scope="module")
 def days(tmp_path_factory):
     """Returns the transform after three days, and the values of each dictionary in order."""
-    folder, before = tmp_path_factory.mktemp("days"), {"day": "1"}
-    least, segments._LEAST_SEGMENT = segments._LEAST_SEGMENT, 1
-    try:
-        for day in (1, 2, 3):
-            file = write_table(table_of(day), folder / f"{day}.parquet")
-            prepare(SCHEMA, [file], folder / str(day), increment=IncrementConfig(**before))
-            before = {"extend": folder / str(day)}
-    finally:
-        segments._LEAST_SEGMENT = least
+    folder, before = tmp_path_factory.mktemp("days"), None
+    for day in (1, 2, 3):
+        file = write_table(table_of(day), folder / f"{day}.parquet")
+        prepare(SCHEMA, [file], folder / str(day), increment=IncrementConfig(before))
+        before = folder / str(day)
     return Transform.load(folder / "3" / "transform")
 
 
-def test_there_are_segments(days):
-    assert len(days.dictionaries[0].segments) > 1
+def test_new_values_follow_those_of_days_before(days):
     prices = [*(f"{price}.5" for price in range(3, 7)), "7.5", "8.5", "10.5", "9.5"]
     assert days.dictionaries[2].values() == prices
 

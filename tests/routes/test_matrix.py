@@ -103,7 +103,7 @@ SPANS = {
     "short": [span(1), span(seconds=5), span(hours=10), span(1), span(hours=2), span(seconds=5)],
 }
 BYTES = {"bytes": [b"a", b"bc", NONE, b"d e", b"a", b"0"]}
-SINGLES = {"float32": np.array([0.1, 1.5, 16777218.0, 2.0, 1e-7, 3.3], np.float32)}
+SINGLES = {"float32": np.array([0.1, 1.5, 16777214.0, 2.0, 1e-7, 3.3], np.float32)}
 LISTS = {
     "lists": [["a", "b"], [], NONE, ["True", "a"], ["12.0"], ["é"]],
     "of integers": [[1, 2], [], NONE, [3, 1], [2**62 + 1], [0]],

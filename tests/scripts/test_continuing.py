@@ -4,20 +4,16 @@ import re
 import shutil
 import signal
 import time
-from dataclasses import replace
 
 import compared_checkpoints
 import forked
 import numpy as np
 import pytest
-import torch
 import trained_model
-from small_dataset import TABLE_SIZES, write_dataset
+from small_dataset import write_dataset
 from test_dist_main import TRAIN, Ranks
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.network.recalibration import (
@@ -28,7 +24,6 @@ from dlrm.serving.network.recalibration import (
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
-from dlrm.train.checkpoints.state import read_tensors
 
 DAY = {"train": 1024, "test": 400}  # four batches
 FIRST_DAY = {"train": 768, "test": 400}
@@ -74,21 +69,19 @@ def test_days_one_after_another_are_one_long_run(command, days, tmp_path, flags)
         command(*going_on, data=days[i], model=[], training=[])  # all settings are carried
     assert last_checkpoint("run2").name == "step-000000011"
     assert not differing("whole", "run2")
-    assert read_config(last_checkpoint("run2"))["continues"]["day"] == 3
 
 
 def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
     command, days, tmp_path, capsys
 ):
     command("--save_checkpoint_path=run0", data=days[0])
-    going_on = ["--continue_from=run0", "--replay=0.25", f"--replay_data={days[0]}"]
+    going_on = ["--continue_from=run0"]
     command(*going_on, "--save_checkpoint_path=whole", data=days[1])
     again = [*going_on, "--save_checkpoint_path=parts", "--resume"]
     command(*again, "--max_steps=2", data=days[1])
     capsys.readouterr()
     command(*again, data=days[1], training=["--print_freq=1"], model=[])
     assert re.search(r"resumed from .*step-000000005: 5 steps", said := capsys.readouterr().out)
-    assert f"replay: 64 of the 256 rows of each training batch are of {days[0]}" in said
     assert "continues from" not in said
     assert not differing("whole", "parts")
     # without the flag, the checkpoint tells
@@ -184,21 +177,16 @@ def test_two_processes_go_on_as_one_long_run_of_two(days, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_grow_evict_and_replay_as_one_does(command, days, tmp_path):
+def test_two_processes_grow_tables_as_one_does(command, days, tmp_path):
     larger = write_dataset(tmp_path / "larger", DAY, LARGER, seed=1)
     command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
-    for kind, more in (("one", []), ("two", [f"--replay_data={days[0]}", "--replay=0.25"])):
-        for source in ("run0", f"{kind} 1"):
-            name = f"{kind} {1 + (source != 'run0')}"
-            flags = [f"--continue_from={source}", "--evict_unseen_days=1", "--seed=3", *more]
-            command(*flags, f"--save_checkpoint_path={name}", data=larger)
-            two_processes(tmp_path, larger, *flags, f"--save_checkpoint_path=both {name}")
-            one, both = (read_saved(last_checkpoint(path)) for path in (name, f"both {name}"))
-            for table, other in zip(one.tables, both.tables, strict=True):
-                rows = table.part(0, table.rows), other.part(0, table.rows)
-                np.testing.assert_allclose(*rows, atol=2e-4)
-            days_of = [read_tensors(saved.path / "days.safetensors") for saved in (one, both)]
-            assert all((days_of[1][name] == own).all() for name, own in days_of[0].items())
+    command("--continue_from=run0", "--save_checkpoint_path=one", "--seed=3", data=larger)
+    flags = ["--continue_from=run0", "--save_checkpoint_path=both", "--seed=3"]
+    two_processes(tmp_path, larger, *flags)
+    one, both = (read_saved(last_checkpoint(path)) for path in ("one", "both"))
+    for table, other in zip(one.tables, both.tables, strict=True):
+        rows = table.part(0, table.rows), other.part(0, table.rows)
+        np.testing.assert_allclose(*rows, atol=2e-4)
 
 
 @pytest.mark.slow
@@ -220,60 +208,6 @@ def test_a_run_that_is_killed_while_it_goes_on_ends_as_an_uninterrupted_one(
     assert process.exitcode == -signal.SIGKILL
     forked.succeed("dlrm.scripts.main", *words, cwd=tmp_path)
     assert not differing("whole", "parts")
-
-
-def test_each_batch_replays_its_share_of_older_days(days):
-    config = DataConfig(str(days[2]), batch_size=100)
-    names = tuple(map(str, days[:2]))
-    train = open_datasets(replace(config, replay=0.3, replay_data=names)).train
-    own = open_datasets(replace(config, batch_size=70)).train
-    assert (len(train), train.num_samples) == (len(own), own.num_samples + 30 * len(own))
-    again = open_datasets(replace(config, replay=0.3, replay_data=names)).train
-    older = [open_datasets(replace(config, dataset=name)).train for name in names]
-    labels = [torch.cat([one.batch(i).numerical for i in range(len(one))]) for one in older]
-    met = []
-    for index in (9, 0, 14, *range(14)):
-        batch, today = train.batch(index), own.batch(index)
-        rows = today.num_samples
-        torch.testing.assert_close(batch.numerical[:rows], today.numerical)
-        torch.testing.assert_close(batch.categorical[rows:], again.batch(index).categorical[rows:])
-        assert batch.num_samples == rows + 30
-        found = [(one == batch.numerical[rows]).all(1).nonzero() for one in labels]
-        met += [(day, int(where[0])) for day, where in enumerate(found) if len(where)]
-    assert {day for day, _ in met} == {0, 1}
-    assert len({*met}) >= 14  # other rows in every batch
-
-
-def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, checkpoint_tool, days, tmp_path):
-    """Table 1 has the rows 100 to 199 on the first day only, and row 150 again on the fourth."""
-    narrow = []
-    for i in range(4):
-        narrow.append(shutil.copytree(days[i % 3], tmp_path / f"narrow{i}"))
-        file = narrow[i] / "train" / "cat_1.bin"
-        ids = np.fromfile(file, np.int16)
-        ids = ids if i == 0 else ids % 100
-        ids[:1] = 150 if i == 3 else ids[:1]
-        ids.tofile(file)
-        layout.write_dataset_manifest(narrow[i], DAY if i % 3 else FIRST_DAY, TABLE_SIZES, {})
-    command("--save_checkpoint_path=run0", data=narrow[0])
-    for i in (1, 2, 3):
-        flags = ["--evict_unseen_days=2"] * (i == 1)  # and then as the run before
-        flags += [f"--continue_from=run{i - 1}", f"--save_checkpoint_path=run{i}"]
-        command(*flags, data=narrow[i], model=[], training=[])
-    saved = [read_saved(last_checkpoint(f"run{i}")) for i in range(4)]
-    tables = [one.tables[1].part(0, 200) for one in saved]
-    moments = [one.table_state[1]["exp_avg"].part(0, 200) for one in saved]
-    assert (tables[2][150:] == tables[1][150:]).all()
-    assert (moments[2][151:] != 0).any()
-    assert (tables[3][100:] != tables[2][100:]).any(1).sum() > 90
-    assert (moments[3][151:] == 0).all()
-    assert (moments[3][150] != 0).any()
-    stored = read_tensors(last_checkpoint("run3") / "days.safetensors")
-    assert stored["evicted.1"].tolist() == [*range(100, 150), *range(151, 200)]
-    assert stored["seen.1"][[100, 150]].tolist() == [1, 4]
-    said = checkpoint_tool("inspect", last_checkpoint("run3")).stdout
-    assert re.search(r"continues from: .*run2/step-000000011, step 11, as day 4", said)
-    assert "not seen since: 99\n" in said
 
 
 def test_learning_rates_go_on_are_constant_or_begin_again(command, days):
@@ -311,9 +245,6 @@ def test_a_recalibration_is_carried_over(command, days, capsys):
     ("flags", "error"),
     [
         (["--continue_lr=constant"], "--continue_lr constant needs --continue_from"),
-        (["--evict_unseen_days=3"], "--evict_unseen_days 3 needs --continue_from"),
-        (["--replay=0.1"], "--replay 0.1 needs --replay_data"),
-        (["--replay=1e-5", "--replay_data=X"], "one row of each kind in a batch, got 0 of"),
         (["--continue_from=run0", "--load_checkpoint_path=X"], "contradicts --load_checkpoint_pat"),
         (["--continue_from=run0", "--seeds=1-3"], "contradicts --seeds 1-3"),
         (["--continue_from=run0", "--recipe=auto"], "contradicts --recipe auto: the settings are"),

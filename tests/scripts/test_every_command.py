@@ -190,7 +190,7 @@ PATHS = {  # some of the flags that the walk has to find
     "dlrm/scripts/checkpoint/__main__.py": {"--output"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_files", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
-    "dlrm/published/command.py": {"run --results", "document output"},
+    "dlrm/published/command.py": {"run --results", "table --output"},
     "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }
 
@@ -232,7 +232,7 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
     [
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
-        ("dlrm.published.command", ("document", URI), "output "),
+        ("dlrm.published.command", ("table", "002", "--output", URI), "--output "),
         ("dlrm.scripts.demo", ("--output", URI), "--output "),
     ],
 )

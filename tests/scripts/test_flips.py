@@ -16,6 +16,7 @@ import pytest
 import trained_model
 
 from dlrm.data.verification import MEMORY
+from dlrm.preproc import convert_to_binary
 
 pytestmark = pytest.mark.slow
 
@@ -189,16 +190,11 @@ def test_flips_in_a_binary_dataset(trained, tmp_path):
     columns = {"label": random.integers(0, 2, rows, np.int8)}
     columns |= {f"n{i}": random.random(rows, np.float32) for i in range(3)}
     columns |= {f"c{i}": random.integers(0, 50, rows, np.int32) for i in range(4)}
-    (tmp_path / "parquet").mkdir()
-    parquet.write_table(pyarrow.table(columns), tmp_path / "parquet/rows.parquet")
+    for split in ("train", "test"):
+        (tmp_path / "parquet" / split).mkdir(parents=True)
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"parquet/{split}/rows.parquet")
     dataset = tmp_path / "dataset"
-    whole(
-        [
-            *("dlrm.preproc.convert_to_binary", f"--source={tmp_path / 'parquet'}"),
-            *(f"--output={dataset}", "--output_format=binary"),
-        ],
-        tmp_path,
-    )
+    convert_to_binary.convert(tmp_path / "parquet", dataset, 1)
     main = ["dlrm.scripts.main", f"--dataset={dataset}", "--dataset_type=binary"]
     main += ["--num_numerical_features=3", *trained_model.TRAINING, *trained_model.MODEL]
     main += [f"--log_path={tmp_path / 'log.json'}"]

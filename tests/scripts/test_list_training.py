@@ -48,7 +48,7 @@ def same_weights(one, other):
     [
         ["--embedding_optimizer=row_wise_adagrad", "--shuffle"],
         ["--embedding_dtype=bf16", "--gradient_accumulation_steps=2"],
-        ["--embedding_type=multi_table", "--embedding_optimizer=adam", "--mlp_optimizer=adam"],
+        ["--embedding_optimizer=adam", "--mlp_optimizer=adam"],
     ],
     ids=" ".join,
 )

@@ -250,7 +250,7 @@ def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command, device):
     tested = command("--mode=test", *load, model=[], training=[])
     assert tested["auc"] == trained["test_auc"]
     assert tested["log_loss"] == trained["test_log_loss"]
-    wide = command("--mode=test", *load, "--embedding_dtype=fp32", "--embedding_type=multi_table")
+    wide = command("--mode=test", *load, "--embedding_dtype=fp32")
     assert wide["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-3)
     timed = command(
         *("--mode=inference_benchmark", *load, "--inference_benchmark_steps=2"),
@@ -260,13 +260,10 @@ def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command, device):
 
 
 @pytest.mark.parametrize("embedding_type", ["joint", "joint_sparse", "multi_table", "custom_cuda"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_embedding_types_train_alike(command, embedding_type, optimizer, device):
-    flags = ["--max_steps=6", "--test_freq=6", f"--embedding_optimizer={optimizer}", "--notf32"]
-    expected = command(*flags)
-    actual = command(*flags, f"--embedding_type={embedding_type}")
-    same = 1e-5 if device == "cpu" else 1e-4  # GPUs vary the order of sums
-    assert actual["test_log_loss"] == pytest.approx(expected["test_log_loss"], rel=same)
+def test_nvidias_names_of_layouts_train_the_same_model(command, embedding_type):
+    expected = command("--max_steps=3", "--test_freq=3")
+    found = command("--max_steps=3", "--test_freq=3", f"--embedding_type={embedding_type}")
+    assert found["test_log_loss"] == expected["test_log_loss"]
 
 
 MULTI_HOT = [
@@ -274,25 +271,6 @@ MULTI_HOT = [
     *("--synthetic_dataset_hotness=1,7,2,4", "--synthetic_dataset_num_entries=2000"),
     *("--num_numerical_features=3", "--pooling=mean", "--max_steps=6", "--print_freq=1"),
 ]
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_every_embedding_type_trains_alike_on_bags(command, optimizer, tmp_path, device):
-    losses = {}
-    for kind in ["joint_fused", "joint_sparse", "joint", "multi_table", "custom_cuda"]:
-        summary = command(
-            *MULTI_HOT,
-            "--notf32",
-            "--test_freq=6",
-            "--lr=0.1",
-            f"--embedding_optimizer={optimizer}",
-            f"--embedding_type={kind}",
-            f"--log_path={kind}.json",
-        )
-        data = [entry.get("data", {}) for entry in log_entries(f"{kind}.json")]
-        losses[kind] = [d["loss"] for d in data if "loss" in d] + [summary["test_log_loss"]]
-        assert losses[kind] == pytest.approx(losses["joint_fused"], rel=1e-4)
-    assert len(set(losses["joint_fused"])) > 3
 
 
 def test_pooling_changes_what_bags_are_and_is_kept_with_the_weights(command):
@@ -501,12 +479,6 @@ def test_recorded_steps_are_the_same_steps(command, recording):
     assert recording.recordings == before + 2
 
 
-def test_recorded_steps_need_our_row_updates(command, recording):
-    for kind in ("joint", "joint_sparse", "multi_table"):
-        with pytest.raises(ValueError, match=f"--cuda_graphs needs .* joint_fused, got {kind}"):
-            command("--cuda_graphs", f"--embedding_type={kind}")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -525,10 +497,6 @@ def test_recorded_steps_need_our_row_updates(command, recording):
         (["--load_checkpoint_path=/nowhere"], "/nowhere: no checkpoint here"),
         (["--log_path=/dev/null/log.json"], "/dev/null"),
         (["--save_checkpoint_path=/dev/null/run"], "/dev/null"),
-        (
-            ["--embedding_type=joint", "--embedding_optimizer=row_wise_adagrad"],
-            "row_wise_adagrad needs --embedding_type joint_fused",
-        ),
         (
             ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=5000"],
             "--inference_benchmark_batch_sizes 5000: expected 1 to 1500",
@@ -646,14 +614,6 @@ def test_main_refuses_words_that_are_no_flags(capsys):
     assert capsys.readouterr().err == "error: expected flags only, got ['train']\n"
 
 
-@pytest.mark.parametrize(
-    "flags", [("--precision=16.32",), ("--amp", "--amp_dtype=bf16"), ("--precision=bf16",)]
-)
-def test_precisions_of_the_same_dtype_are_the_same_run(command, flags):
-    amp = command("--max_steps=6", "--amp")
-    assert command("--max_steps=6", *flags)["training_loss"] == amp["training_loss"]
-
-
 def test_micro_batches_and_clipping_train_as_well(command):
     whole = command("--max_steps=8", "--max_grad_norm=0.05")
     parts = command("--max_steps=8", "--max_grad_norm=0.05", "--gradient_accumulation_steps=3")
@@ -681,18 +641,6 @@ def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
     monkeypatch.setattr(click_run.Recommendation, "optimizers", optimizers)
     command(*flags)
     assert told == [expected]
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--precision=16.16", "--precision 16.16: a DLRM keeps float32 weights"),
-        ("--max_grad_norm=-1", "--max_grad_norm -1"),
-    ],
-)
-def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
-    with pytest.raises(ValueError, match=message):
-        command(flag)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The main command of Habana's medium DLRM, made small, in every precision and execution."""
+"""The main command of Habana's medium DLRM, made small."""
 
 import json
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 from test_dist_main import Ranks
 
-from dlrm.published.documents.gaudi import ROWS
+from dlrm.published.rows import find
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.train import execution
 
 DATA = [
     *("--dataset_type=synthetic_random", "--base_device=cpu", "--num_numerical_features=32"),
@@ -17,7 +16,7 @@ DATA = [
     "--synthetic_dataset_hotness=38",
 ]
 SMALL = [
-    *(*ROWS["gaudi/dlrm-medium/eager-fp32"].flags, *DATA),
+    *(*find("gaudi/dlrm-medium/eager-fp32").flags, *DATA),
     *("--bottom_mlp_sizes=64,64,64", "--top_mlp_sizes=64,64,1"),
     *("--batch_size=130", "--test_batch_size=130", "--print_freq=1", "--lr=0.005"),
 ]
@@ -27,7 +26,6 @@ SMALL = [
 def command(tmp_path, monkeypatch):
     """Runs the command in this process; returns its summary."""
     monkeypatch.chdir(tmp_path)
-    torch.compiler.reset()
 
     def run(*arguments):
         values = dlrm_flags.parse([*SMALL, *arguments])
@@ -45,43 +43,16 @@ def losses(path="log.json"):
     return [e[key] for e in data for key in ("loss", "test_log_loss") if key in e]
 
 
-@pytest.mark.slow  # compiles for 20 s; tests/tasks/test_recommendation.py compiles smaller models
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_graphs_give_the_losses_of_eager(command, precision, capsys):
-    found = {}
-    for name in ("eager", "lazy"):
-        flags = [f"--execution={name}", f"--precision={precision}", f"--log_path={name}"]
-        summary = command(*flags, "--test_freq=4")
-        found[name] = losses(name)
-    assert len(found["eager"]) == 10 + 3 - 1  # steps but the first, and tests
-    # In half precision a graph rounds elsewhere, and steps amplify it.
-    same = {"abs": 1e-5, "rel": 0} if precision == "fp32" else {"rel": 2e-3}
-    assert found["lazy"] == pytest.approx(found["eager"], **same)
-    assert max(found["eager"]) - min(found["eager"]) > 0.02
-    assert summary["best_validation_loss"] == min(found["lazy"][i] for i in (3, 8, 11))
+@pytest.mark.parametrize("precision", ["--noamp", "--amp"])
+def test_fractions_are_tested_by_their_loss_alone(command, precision, capsys):
+    summary = command(precision, "--test_freq=4")
+    found = losses()
+    assert len(found) == 10 + 3 - 1  # steps but the first, and tests
+    assert max(found) - min(found) > 0.02
+    assert summary["best_validation_loss"] == min(found[i] for i in (3, 8, 11))
     assert not any("auc" in name for name in summary)
     out = capsys.readouterr().out
-    assert out.count("note: --execution lazy runs as graph") == 1
     assert "note: the targets are fractions and no clicks, so tests report no AUC" in out
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Returns the parts that runs would compile, and lets them run as they are."""
-    parts = []
-    for name in ("graph", "lazy"):
-        monkeypatch.setitem(
-            execution.MODULE_EXECUTIONS, name, lambda part: parts.append(part) or part
-        )
-    return parts
-
-
-@pytest.mark.parametrize("how", ["graph", "lazy"])
-def test_the_mlps_are_compiled_and_flags_without_effect_named(command, how, compiled, capsys):
-    command(f"--execution={how}", "--optimized_mlp", "--max_steps=1")
-    assert len(compiled) == 2
-    out = capsys.readouterr().out
-    assert f"note: --optimized_mlp is not used; --execution {how} chooses" in out
 
 
 def test_a_run_resumes_and_its_checkpoint_is_tested(command, capsys):
@@ -101,13 +72,12 @@ def test_a_run_resumes_and_its_checkpoint_is_tested(command, capsys):
     assert "Finished testing: log_loss" in out
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
-def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
+def test_two_processes_give_the_losses_of_one(command, tmp_path):
     flags = ["--test_freq=5", "--synthetic_dataset_table_sizes=1000,70", "--max_steps=6"]
     command(*flags)
-    folder = tmp_path / how
+    folder = tmp_path / "ranks"
     folder.mkdir()
-    ranks = Ranks(folder, "dlrm.scripts.dist_main", *SMALL, *flags, f"--execution={how}")
+    ranks = Ranks(folder, "dlrm.scripts.dist_main", *SMALL, *flags)
     assert ranks.wait() == 0, ranks.output()
     assert losses(folder / "log.json") == pytest.approx(losses(), rel=1e-6)
 
@@ -116,7 +86,6 @@ def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
     ("flags", "message"),
     [
         (["--auc_threshold=0.8"], "--auc_threshold 0.8: the targets of --dataset_type synthetic_"),
-        (["--execution=graph", "--cuda_graphs"], "--cuda_graphs contradicts --execution graph"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 64,64,64.*--embedding_dim 8"),
         (["--synthetic_ids=power_law"], "--synthetic_ids power_law: expected uniform"),
     ],

@@ -1,5 +1,6 @@
 """`dlrm.scripts.predict`: a score for every row of a log, a CSV or a dataset, in order."""
 
+import json
 import os
 import re
 from functools import partial
@@ -111,7 +112,7 @@ def test_the_dataset_of_another_model_is_refused(trained, other_trained, tmp_pat
     assert "its transform is not that of" in done.stderr
 
 
-def train_on_csv(folder, rows, letters, words, *flags):
+def train_on_csv(folder, rows, letters, words, label="clicked"):
     """Trains on a CSV whose clicks depend on age and city; returns it and its rows, and flags."""
     random = np.random.default_rng(0)
     ages, cities = random.integers(18, 90, rows), random.choice(list(letters), rows)
@@ -119,12 +120,19 @@ def train_on_csv(folder, rows, letters, words, *flags):
     lines = [f"{c},{words[k]},{a}\n" for c, k, a in zip(cities, clicks * 1, ages, strict=True)]
     csv = folder / "rows.csv"
     csv.write_text("city,clicked,age\n" + "".join(lines))
-    fields = ["--label=clicked", "--numerical=age", "--categorical=city", "--test_fraction=0"]
+    schema = {
+        "label": label,
+        "numerical": [{"column": "age", "transform": "standardize"}],
+        "categorical": ["city"],
+        "missing_values": ["?"],
+    }
+    (folder / "schema.yaml").write_text(json.dumps(schema))
     model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
     run = ["--max_steps=20", "--batch_size=64", "--lr=0.1", "--warmup_steps=0", "--decay_steps=0"]
     run += [f"--save_checkpoint_path={folder / 'run'}", f"--log_path={folder / 'log'}"]
     dataset = folder / "dataset"
-    forked.succeed("dlrm.scripts.transcode", "--input", csv, "--output", dataset, *fields, *flags)
+    given = [f"--schema={folder / 'schema.yaml'}", f"--input={csv}", f"--output={dataset}"]
+    forked.succeed("dlrm.scripts.prepare", *given, "--test_fraction=0", "--cores=1")
     forked.succeed("dlrm.scripts.main", f"--dataset={dataset}", "--base_device=cpu", *model, *run)
     where = [f"--checkpoint={folder / 'run'}", f"--output={folder / 'scores.npy'}"]
     return csv, {"age": ages.tolist(), "city": cities.tolist()}, clicks, where
@@ -236,7 +244,9 @@ def test_rows_of_one_class_are_said_to_have_no_auc(trained, tmp_path):
 def csv_model(tmp_path_factory):
     """A CSV whose labels are words, its clicks, and flags that score it."""
     folder, words = tmp_path_factory.mktemp("csv"), ("no", "yes")
-    csv, _, clicks, flags = train_on_csv(folder, 300, "xyz?", words, "--positive=yes")
+    csv, _, clicks, flags = train_on_csv(
+        folder, 300, "xyz?", words, {"column": "clicked", "positive": "yes"}
+    )
     return csv, clicks, flags
 
 

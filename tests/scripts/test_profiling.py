@@ -5,10 +5,8 @@ import json
 
 import pytest
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from dlrm.language import flags as bert_flags
-from dlrm.session.profiling import timeline
 from dlrm.vision import command as cnn, flags as cnn_flags
 
 
@@ -26,53 +24,26 @@ def steps(names):
     return {name for name in names if name.startswith("ProfilerStep")}
 
 
-def test_a_timeline_has_each_operator_once_by_its_kind():
-    always = ProfilerAction.RECORD
-    a, b = torch.randn(300, 300), torch.zeros(10, requires_grad=True)
-    optimizer = torch.optim.SGD([b], lr=1.0)
-    with profile(activities=[ProfilerActivity.CPU], schedule=lambda _: always) as profiler:
-        for _ in range(3):
-            profiler.step()
-            torch.addmm(a, a, a).matmul(a)
-            b.grad = torch.ones(10)
-            optimizer.step()
-            torch.cat([a, a]).clone()
-    rows = timeline(profiler.events())
-    assert {kind: len(pieces) for (_, kind), pieces in rows.items() if kind != "other"} == {
-        "products, convolutions": 2,
-        "optimizers": 1,
-        "copies": 3,
-    }  # of the last step; `ones` fills
-    order = [min(rows["CPU", kind]) for kind in ("products, convolutions", "optimizers")]
-    assert order == sorted(order)
-    assert all(begin >= 0 and ms >= 0 for pieces in rows.values() for begin, ms in pieces)
-
-
-@pytest.mark.usefixtures("curves")
-def test_some_steps_are_recorded_and_drawn_and_all_losses_stay(command, tmp_path, capsys):
+def test_some_steps_are_recorded_and_all_losses_stay(command, tmp_path, capsys):
     command("--max_steps=12", "--print_freq=1", "--log_path=plain/log.json")
     capsys.readouterr()
     command("--max_steps=12", "--print_freq=1", "--log_path=seen/log.json", "--profile=3")
     assert losses(tmp_path / "seen/log.json") == losses(tmp_path / "plain/log.json")
     assert len(losses(tmp_path / "plain/log.json")) == 11
     names = events(tmp_path / "seen/profile-rank0.json.gz")
-    assert len(steps(names)) == 3
+    assert steps(names) == {f"ProfilerStep#{step}" for step in (5, 6, 7)}
     assert names.count("Optimizer.step#RowAdam.step") == 3, "one a step"
-    assert (tmp_path / "seen/profile-rank0.png").read_bytes().startswith(b"\x89PNG")
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("operators that took"))
-    longest = [line.split() for line in lines[start + 1 : start + 11]]
-    shares = [float(words[0].removesuffix("%")) for words in longest]
+    column = lines[start + 2].index("Self CPU %") + len("Self CPU %")
+    shares = [float(line[:column].split()[-1].strip("%")) for line in lines[start + 4 : start + 14]]
     assert shares == sorted(shares, reverse=True)
-    assert 50 < sum(shares) <= 100
-    assert all(words[3] == "calls" for words in longest)
     assert not list(tmp_path.glob("plain/profile*"))
 
 
-def test_the_first_steps_are_left_out(command, tmp_path, capsys):
+def test_the_first_steps_are_left_out(command, tmp_path):
     command("--max_steps=9", "--benchmark_warmup_steps=7", "--profile=2", "--print_freq=4")
     assert len(steps(events(tmp_path / "profile-rank0.json.gz"))) == 2
-    assert "no picture of the profile: " in capsys.readouterr().out
 
 
 def test_a_run_that_is_too_short_says_so(command, tmp_path, capsys):

@@ -14,10 +14,8 @@ from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.scripts.tune.space import default_space
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.config import OptimizerConfig
 
 ROWS = {"train": 2000, "test": 300}
@@ -51,19 +49,10 @@ def weights(folder):
     return [file.read_bytes() for file in files]
 
 
-def test_it_knows_shared_tables_and_widths():
-    shared = FEW._replace(field_tables=(0, 1, 0, 2), widest=12)
+def test_it_knows_shared_tables():
+    shared = FEW._replace(field_tables=(0, 1, 0, 2))
     assert str(shared).endswith("4 categorical fields in 3 tables")
     assert "tables" not in str(FEW)
-    widths = {0: 16, 12: 16, 24: 24}
-    for widest, dim in widths.items():
-        facts = FEW._replace(widest=widest)
-        assert auto(facts)["embedding_dim"] == auto(facts)["bottom_mlp_sizes"][-1] == dim
-        assert auto(facts, {"embedding_dim": 8})["embedding_dim"] == 8  # refused by name later
-    searched = [
-        default_space(FEW._replace(widest=widest))["embedding_dim"] for widest in (0, 12, 48)
-    ]
-    assert searched == [[8, 16, 32], [16, 32], [48]]
 
 
 def test_printed_flags_and_the_python_api_train_the_same_model(train, dataset, tmp_path, capsys):
@@ -105,7 +94,6 @@ GIVEN = [
     {"warmup_steps": 5000},
     {"schedule": "nvidia"},
     {"schedule": "cosine", "warmup_unit": "epochs"},
-    {"embedding_type": "joint"},
     {"embedding_optimizer": "sgd", "lr": 300.0},
     {"freeze_embeddings": True, "freeze_mlps": True},
     {"numerical_embedding": "none"},
@@ -125,7 +113,6 @@ def test_what_was_given_stays_and_the_rest_fits(given, dataset):
     ("given", "left_out"),
     [
         ({"cuda_graphs": True}, {"embedding_l2"}),
-        ({"embedding_type": "joint_sparse"}, {"embedding_l2"}),
         ({"numerical_embedding": "none"}, {"numerical_bins"}),
     ],
 )
@@ -143,21 +130,6 @@ def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
 def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused():
     assert auto(FEW, {"placement": "auto"})["embedding_l2_mode"] == "looked_up"
     assert "embedding_l2_mode" not in auto(FEW)
-
-
-def test_seeds_by_the_recipe_train_in_files(train, tmp_path, capsys):
-    words = ["--recipe=auto", "--seeds=1-2", "--log_format=short", "--table_files=files"]
-    train("runs", *words)
-    lines = capsys.readouterr().out.splitlines()
-    for start in ("recipe ", "train ", "seed 1 ", "seed 2 ", "mean of 2 ", "saved ", "next "):
-        assert sum(line.startswith(start) for line in lines) == 1, (start, lines)
-    alone = train("alone", "--recipe=auto", "--seed=2")
-    expected = read_saved(alone)
-    found = read_saved(find_checkpoint(tmp_path / "runs" / "seed-2"))
-    for name, tensor in expected.dense.items():
-        assert tensor.equal(found.dense[name])
-    for one, two in zip(expected.tables, found.tables, strict=True):
-        assert (one.part(0, one.rows) == two.part(0, two.rows)).all()
 
 
 def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate_and_epochs():

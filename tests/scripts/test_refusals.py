@@ -9,11 +9,11 @@ import forked
 import numpy as np
 import pytest
 
-MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transcode", "predict"))
+MAIN, PREPARE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "prepare", "predict"))
 TOOL = "dlrm.scripts.checkpoint"
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.prepare_logs"
-PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.scripts.simulate_logs"
+SIMULATE = "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,8 +44,8 @@ COMMANDS = {
     "dlrm.scripts.dist_main": (1, (), "--lr=x"),
     "dlrm.scripts.cnn": (1, (), "--batch_size=x"),
     "dlrm.scripts.bert": (1, (), "--epochs=x"),
-    TRANSCODE: (1, ("--input=x",), "--chunk_size=x"),
-    "dlrm.scripts.prepare": (1, ("--schema=x", "--input=x", "--output=x"), "--seed=x"),
+    "dlrm.scripts.transcode": (1, ("--input=x",), "--chunk_size=x"),
+    PREPARE: (1, ("--schema=x", "--input=x", "--output=x"), "--seed=x"),
     "dlrm.scripts.schema": (1, ("--input=x", "--label=x", "--output=x"), "--rows=x"),
     "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
@@ -55,13 +55,12 @@ COMMANDS = {
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
     TOOL: (2, ("inspect", "x"), "--check=x"),
-    "dlrm.published.command": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.published.command": (2, ("run", "x"), "--threads=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
-    "dlrm.scripts.doctor": (2, (), "--json=x"),
+    "dlrm.scripts.doctor": (2, (), "--env=x"),
     TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
     LOGS: (2, (), "--seed=x"),
-    PARQUET: (2, ("--source=x", "--output=x"), "--held_out=x"),
     SIMULATE: (2, ("--output=x",), "--rows=x"),
     "dlrm.vision.preparation.command": (2, ("--source=x", "--output=x"), "--size=x"),
     "preproc/spark_data_utils.py": (2, (), "--memory_gib=x"),
@@ -113,27 +112,38 @@ def test_every_command_is_in_the_list_above():
     assert {name.removesuffix(".py") for name in named} == {n.removesuffix(".py") for n in listed}
 
 
-@pytest.mark.parametrize("module", [MAIN, TRANSCODE, SYNTHETIC])
+@pytest.mark.parametrize("module", [MAIN, PREPARE, SYNTHETIC])
 def test_a_file_of_flags_that_is_binary_is_named(tmp_path, module):
     (tmp_path / "flags").write_bytes(b"--seed=1\n\xff\xfe\x00")
     assert "--flagfile: expected text" in refused(module, f"--flagfile={tmp_path / 'flags'}")
 
 
 def test_a_new_line_in_a_name_does_not_split_the_message(tmp_path):
-    line = refused(TRANSCODE, f"--input={tmp_path}/a\nerror: b", "--label=x", "--numerical=y")
+    line = prepared(f"{tmp_path}/a\nerror: b", tmp_path / "out")
     assert "a\\nerror: b" in line
 
 
-def transcoded(path, output, *flags):
-    return refused(
-        TRANSCODE, f"--input={path}", f"--output={output}", "--label=y", "--numerical=x", *flags
-    )
+def prepared(path, output):
+    (schema := output.with_name("s.yaml")).write_text("{label: y, numerical: [x]}")
+    given = [f"--schema={schema}", f"--input={path}", f"--output={output}"]
+    return refused(PREPARE, *given, "--cores=1")
 
 
 def test_a_csv_that_is_not_utf_8_names_line_and_character(tmp_path):
     (tmp_path / "rows.csv").write_bytes(b"y,x\n1,caf\xe9\n0,2\n")
-    line = transcoded(tmp_path / "rows.csv", tmp_path / "out")
+    line = prepared(tmp_path / "rows.csv", tmp_path / "out")
     assert "rows.csv, line 2, character 6: not CSV in UTF-8 (byte 0xe9)" in line
+
+
+def test_a_remedy_is_one_that_the_command_has(tmp_path):
+    for label, got in (("", "an empty cell"), ("yes", "'yes'")):
+        (tmp_path / "rows.csv").write_text(f"y,x\n1,2\n{label},3\n")
+        line = prepared(tmp_path / "rows.csv", tmp_path / f"out {label}")
+        assert "(label: {positive: VALUE} in the schema names one that counts as 1), got" in line
+        assert f"got {got}; --bad_lines quarantine" in line
+    (tmp_path / "logs" / "binary_dataset").mkdir(parents=True)
+    line = refused(MAIN, f"--dataset={tmp_path / 'logs'}")
+    assert line.endswith(f"; the dataset is {tmp_path / 'logs' / 'binary_dataset'}")
 
 
 @pytest.mark.parametrize("place", [200, 15])
@@ -144,7 +154,7 @@ def test_a_damaged_gzip_is_named(tmp_path, place):
     with pytest.raises((zlib.error, EOFError, OSError)):
         gzip.decompress(packed)
     (tmp_path / "rows.csv.gz").write_bytes(packed)
-    line = transcoded(tmp_path / "rows.csv.gz", tmp_path / "out")
+    line = prepared(tmp_path / "rows.csv.gz", tmp_path / "out")
     assert "rows.csv.gz, " in line
 
 
@@ -152,7 +162,7 @@ def test_a_line_without_an_end_is_not_read_whole(tmp_path):
     with open(tmp_path / "rows.csv", "wb") as file:
         file.write(b"y,x\n1,")
         file.truncate(1 << 30)
-    line = transcoded(tmp_path / "rows.csv", tmp_path / "out")
+    line = prepared(tmp_path / "rows.csv", tmp_path / "out")
     assert "rows.csv, line 2: longer than" in line
 
 
@@ -189,16 +199,16 @@ def parquet(path, columns, names):
         ([[0, 1] * 50, [1.5] * 100, [2] * 100], ["y", "x", "x"], "two columns are called 'x'"),
         (
             [[0, 1] * 50, [1.0] * 70 + [float("nan")] * 30, [2] * 100],
-            ["y", "price", "user"],
-            "rows.parquet, row group 0, row 70, column price: expected a finite number, got nan; "
-            "--bad_lines quarantine leaves such rows out",
+            ["y", "x", "user"],
+            "rows.parquet, row group 0, row 70, column x: expected a finite number, got nan; "
+            "missing_values: [nan] takes NaN as missing; --bad_lines quarantine leaves such rows "
+            "out",
         ),
     ],
 )
 def test_parquet_that_cannot_be_used_is_named(tmp_path, columns, names, message):
     parquet(tmp_path / "rows.parquet", columns, names)
-    paths = f"--source={tmp_path / 'rows.parquet'}", f"--output={tmp_path / 'out'}"
-    assert refused(PARQUET, *paths).endswith(message)
+    assert prepared(tmp_path / "rows.parquet", tmp_path / "out").endswith(message)
 
 
 def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
@@ -207,7 +217,7 @@ def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
     content = bytearray(path.read_bytes())
     content[4:60] = b"\xff" * 56  # the header of the first page
     path.write_bytes(content)
-    line = refused(PARQUET, f"--source={path}", f"--output={tmp_path / 'out'}")
+    line = prepared(path, tmp_path / "out")
     assert "rows.parquet: row group 0: damaged" in line
 
 
@@ -339,6 +349,7 @@ def test_a_directory_that_another_may_have_made_is_not_used(tmp_path):
 def test_a_dataset_whose_labels_are_all_the_same_says_so(tmp_path):
     rows = "".join(f"0,{number}\n" for number in range(50))
     (tmp_path / "rows.csv").write_text("y,x\n" + rows)
-    flags = f"--input={tmp_path}/rows.csv", f"--output={tmp_path}/out", "--label=y", "--numerical=x"
-    done = forked.succeed(TRANSCODE, *flags, timeout=LIMIT)
+    (tmp_path / "s.yaml").write_text("{label: y, numerical: [x]}")
+    flags = [f"--schema={tmp_path}/s.yaml", f"--input={tmp_path}/rows.csv"]
+    done = forked.succeed(PREPARE, *flags, f"--output={tmp_path}/out", "--cores=1", timeout=LIMIT)
     assert "labels are 0, so no AUC can be computed" in done.stdout

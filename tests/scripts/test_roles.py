@@ -52,7 +52,7 @@ def _without_clock(data):
 def without_recipe(command, data, folder):
     """Trains as a user does without a recipe; returns what the run logged."""
     flags = [f"--dataset={data}", "--base_device=cpu", "--epochs=2", "--noverdict", *MODEL, *RUN]
-    flags += [f"--save_checkpoint_path={folder}", "--embedding_type=joint_fused"]
+    flags += [f"--save_checkpoint_path={folder}"]
     main.run(dlrm_flags.parse(flags, flags=dlrm_flags.make_flags(COMMANDS[command])))
     return logged(folder / "log.json")
 

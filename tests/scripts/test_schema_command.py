@@ -8,7 +8,7 @@ import forked
 import pytest
 
 from dlrm.data.transform.schema import Schema
-from dlrm.scripts.schema.command import with_derived
+from dlrm.scripts.schema.command import with_crosses
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 == 0) or 'no'}\n"
@@ -56,35 +56,28 @@ def test_what_is_in_doubt_and_lines_that_are_no_rows_are_printed(tmp_path):
 SHOPS = {"label": "y", "numerical": ["n"], "categorical": ["a", "b"]}
 
 
-def test_encodings_and_crosses_are_added_to_the_draft(tmp_path):
+def test_crosses_are_added_to_the_draft(tmp_path):
     (tmp_path / "rows.csv").write_text("".join(f"{i % 5},v{i % 7},{i % 2}\n" for i in range(70)))
-    words = ["--input=rows.csv", "--label=y", "--columns=a,b,y"]
-    words += ["--encode=count,target:a,b", "--cross=a,b:50"]
-    done = forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
-    assert "encodings:   a_count, a_target, b_count, b_target" in done.stdout
+    words = ["--input=rows.csv", "--label=y", "--columns=a,b,y", "--cross=a,b:50"]
+    forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.crosses[0].fields == ("a", "b")
     assert schema.crosses[0].buckets == 50
 
 
 @pytest.mark.parametrize(
-    ("encode", "cross", "message"),
+    ("cross", "message"),
     [
-        ("target", None, "--encode target: expected KINDS:FIELDS, such as target:user,item"),
-        ("target:c", None, "--encode target:c: expected categorical fields among a, b, got 'c'"),
-        ("target:n", None, "--encode target:n: expected categorical fields among a, b, got 'n'"),
-        ("target:y", None, "--encode target:y: expected categorical fields among a, b, got 'y'"),
-        ("mean:a", None, "encodings: expected some of count, target, got 'mean'"),
-        (None, "a", "cross a: fields: expected two or more different ones, got ['a']"),
-        (None, "a,b:x", "--cross a,b:x: expected FIELDS or FIELDS:BUCKETS, got 'x'"),
-        (None, "a,b:0", "cross a_x_b: buckets: expected 1 or more"),
-        (None, "a,c", "--cross a,c: expected categorical fields among a, b, got 'c'"),
+        ("a", "cross a: fields: expected two or more different ones, got ['a']"),
+        ("a,b:x", "--cross a,b:x: expected FIELDS or FIELDS:BUCKETS, got 'x'"),
+        ("a,b:0", "cross a_x_b: buckets: expected 1 or more"),
+        ("a,c", "--cross a,c: expected categorical fields among a, b, got 'c'"),
+        ("a,n", "--cross a,n: expected categorical fields among a, b, got 'n'"),
     ],
 )
-def test_encodings_and_crosses_that_cannot_be_are_named(encode, cross, message):
-    given = [[flag] if flag else [] for flag in (encode, cross)]
+def test_crosses_that_cannot_be_are_named(cross, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        with_derived(Schema.from_dict(SHOPS), *given)
+        with_crosses(Schema.from_dict(SHOPS), [cross])
 
 
 def test_mistakes_end_in_one_line(tmp_path):
@@ -131,15 +124,11 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     schemas = [Schema.load(tmp_path / f"{name}.yaml") for name in ("schema", "given")]
     assert schemas[0] == schemas[1]
     assert schemas[0].format.delimiter == delimiter
-    for command, *words in (
-        ("prepare", "--schema=s.yaml", "--output=prepared", "--cores=1"),
-        ("transcode", "--output=dataset", "--label=y", "--numerical=age", "--positive=yes"),
-    ):
-        words = [f"dlrm.scripts.{command}", "--input=bank.csv", *words]
-        done = forked.run(*words, cwd=tmp_path)
-        assert done.returncode == 1
-        assert done.stderr.rstrip().endswith(f"; try --delimiter {shown}"), done.stderr
-        forked.succeed(*words, f"--delimiter={delimiter}", cwd=tmp_path)
+    words = ["dlrm.scripts.prepare", "--input=bank.csv", "--schema=s.yaml", "--output=prepared"]
+    done = forked.run(*words, "--cores=1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(f"; try --delimiter {shown}"), done.stderr
+    forked.succeed(*words, "--cores=1", f"--delimiter={delimiter}", cwd=tmp_path)
 
 
 def test_no_separator_is_named_that_does_not_give_the_missing_column(tmp_path):

@@ -152,8 +152,6 @@ FULL = {
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",
     "export": "ROOT/triton/export.py --checkpoint=run --save-dir={}/o",
     "simulate": "-m dlrm.scripts.simulate_logs --output={}/o --rows=100000",
-    "transcode": "-m dlrm.scripts.transcode --input=rows.csv --label=clicked --numerical=price "
-    "--categorical=item --output={}/o",
     "gen_csv": "-m dlrm.scripts.gen_csv --feature_spec_in=csv.yaml --output={}/o --size=100000",
     "split_dataset": "-m dlrm.scripts.split_dataset --dataset=binary --numerical_features=13 "
     "--output={}/o",

@@ -1,49 +1,16 @@
-"""A flipped bit in any file of a recalibrated model or an ensemble is named, not scored with."""
+"""Models that are written and saved beside others, or damaged, are whole or named."""
 
-import random
-import re
 import shutil
 
-import numpy as np
 import pytest
 
 import dlrm
-from dlrm.manifest import write_manifest
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.ensemble import write_ensemble
-
-SEED, FLIPS = 20261125, 100
 
 
 def write_recalibration(checkpoint, directory):
     write_recalibrated(checkpoint, of_sampling_rate(0.5), directory)
-
-
-def write_mean(checkpoint, directory):
-    """Writes what `--seeds` does: a checkpoint of checkpoints."""
-    write_ensemble([checkpoint, checkpoint], directory, 1, {"auc": 0.5})
-
-
-def scaled(checkpoint, directory):
-    """Copies a checkpoint of which the first numbers of a table are larger, with new checksums."""
-    shutil.copytree(checkpoint, directory)
-    table = directory / "tables/0.bin"
-    table.write_bytes((np.frombuffer(table.read_bytes(), "<f4") + 1).tobytes())
-    (directory / "manifest.json").unlink()
-    write_manifest(directory, "checkpoint")
-    return directory
-
-
-def test_a_member_of_another_ensemble_is_named(trained, tmp_path):
-    first = find_checkpoint(trained.checkpoint)
-    write_ensemble([first, scaled(first, tmp_path / "other")], tmp_path / "mean", 1, {"auc": 0.5})
-    dlrm.load(tmp_path / "mean")
-    members = tmp_path / "mean/members"
-    shutil.rmtree(members / "1")
-    shutil.copytree(members / "0", members / "1")
-    with pytest.raises(ValueError, match=r"members/1/manifest\.json: expected CRC-32"):
-        dlrm.load(tmp_path / "mean")
 
 
 def test_a_recalibration_that_the_manifest_does_not_list_is_named(trained, tmp_path):
@@ -73,27 +40,3 @@ def test_a_model_is_saved_after_a_change_of_the_working_directory(trained, tmp_p
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "copy").glob("*.safetensors")}
     assert modes == {(tmp_path / "copy").stat().st_mode & 0o666}  # others may read them
     dlrm.load(tmp_path / "copy")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("write", [write_recalibration, write_mean])
-def test_a_hundred_flipped_bits_are_named(trained, tmp_path, write):
-    model = tmp_path / "model"
-    write(find_checkpoint(trained.checkpoint), model)
-    for path in filter(lambda p: p.is_file(), model.rglob("*")):  # hard links become copies
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content)
-    dlrm.load(model)
-    files = sorted(p for p in model.rglob("*") if p.is_file() and p.stat().st_size)
-    draw = random.Random(SEED)
-    for number in range(FLIPS):
-        path = files[number % len(files)]
-        whole = path.read_bytes()
-        damaged, place = bytearray(whole), draw.randrange(8 * len(whole))
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        with pytest.raises((ValueError, OSError), match=re.escape(path.name)):
-            dlrm.load(model)
-        path.write_bytes(whole)
-    print(f"{FLIPS} flips in {len(files)} files, seed {SEED}: all named")

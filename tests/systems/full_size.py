@@ -10,7 +10,7 @@ from dlrm.language.bert import BertConfig
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.published.documents.benchmark_row import BenchmarkRow
+from dlrm.published.rows import BenchmarkRow
 from dlrm.scripts.common import dlrm_flags
 from dlrm.session import network_flags
 from dlrm.vision import flags as cnn_flags

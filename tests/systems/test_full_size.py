@@ -13,9 +13,9 @@ from full_size import (
 from dlrm.data.clicks.config import DataConfig
 from dlrm.language.bert import BertConfig
 from dlrm.model.config import DLRMConfig
-from dlrm.published.catalog import CATALOG
-from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.execution import ExecutionConfig, partition
+from dlrm.published.rows import catalog
+from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
+from dlrm.train.execution import partition
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
@@ -24,6 +24,7 @@ from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.task import ImageLossConfig, NetworkConfig
 
 pytestmark = pytest.mark.long
+CATALOG = catalog()
 
 
 def of_command(*commands):

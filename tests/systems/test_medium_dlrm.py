@@ -10,7 +10,7 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.cross import CrossLayers
-from dlrm.published.documents.gaudi import ROWS
+from dlrm.published.rows import find
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 
 def medium(*arguments):
-    return dlrm_flags.parse([*ROWS["gaudi/dlrm-medium/eager-fp32"].flags, *arguments])
+    return dlrm_flags.parse([*find("gaudi/dlrm-medium/eager-fp32").flags, *arguments])
 
 
 def build(values, **others):

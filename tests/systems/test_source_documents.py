@@ -8,9 +8,10 @@ from pathlib import Path
 import documents
 import pytest
 
-from dlrm.published.catalog import CATALOG, select
+from dlrm.published.rows import catalog, select
 
 pytestmark = pytest.mark.long
+CATALOG = catalog()
 FACTS = documents.saved()
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 # Commands without a row: they set up, prepare data or configure Spark.

@@ -25,7 +25,6 @@ BATCH, STEPS = 13, 8  # a prime batch size
 class Run(NamedTuple):
     """Model and settings of a run."""
 
-    embedding_type: str = "joint_fused"
     optimizer: str = "sgd"
     balance: str = "balanced"
     embedding_dtype: str = "fp32"
@@ -40,6 +39,7 @@ class Run(NamedTuple):
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
     l2: float = 0.0
+    print_freq: int = 1
 
 
 class Overflowing(Recommendation):
@@ -55,19 +55,18 @@ class Overflowing(Recommendation):
         return logits
 
 
-def trainer_of(world, run, placement=None):
+def trainer_of(world, run):
     config = DLRMConfig(
         SIZES,
         4,
         DIM,
         bottom_mlp_sizes=(16, DIM),
         top_mlp_sizes=(16, 8, 1),
-        embedding_type=run.embedding_type,
         embedding_dtype=run.embedding_dtype,
         placement=run.balance,
         **dict(run.parts),
     )
-    task = Overflowing(config, world, run.dtype, seed=5, placement=placement)
+    task = Overflowing(config, world, run.dtype, seed=5)
     task.infinite_on = run.infinite_on
     dense = run.optimizer.removeprefix("row_wise_")
     trainer = Trainer(
@@ -78,7 +77,7 @@ def trainer_of(world, run, placement=None):
         ),
         schedule=lambda step: 0.05 / step,
         config=TrainConfig(
-            print_freq=1,
+            print_freq=run.print_freq,
             gradient_accumulation_steps=run.accumulate,
             test_freq=3 if run.auc_threshold else None,
             auc_threshold=run.auc_threshold,
@@ -88,9 +87,8 @@ def trainer_of(world, run, placement=None):
         scaler=LossScaler(
             torch.tensor(16.0) if run.dtype == torch.float16 else None,
             max_grad_norm=run.max_grad_norm,
-            counted_elsewhere=task.counted_elsewhere(),
         ),
-        beat=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
+        after_step=lambda step: asked_to_stop(step) if world.rank == run.stop_on else None,
     )
 
     def asked_to_stop(step):
@@ -102,7 +100,7 @@ def trainer_of(world, run, placement=None):
 
 def batches_of(trainer, run):
     model, world = trainer.task.model, trainer.world
-    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]))
     beyond = 3 if model.config.hash_indices else 1
     spec = FeatureSpec.default(".", 4, [beyond * size for size in SIZES])
     hotness = run.hotness and [run.hotness]
@@ -115,7 +113,7 @@ def batches_of(trainer, run):
 
 
 def tables_of(trainer):
-    """Returns whole tables, joined from the pieces of all ranks; checks that copies agree."""
+    """Returns whole tables, joined from the pieces of all ranks."""
     low, found = trainer.parameters.lower_halves(), []
     for part in trainer.parameters.table_parts():
         own = slice(part.begin, part.end)
@@ -123,22 +121,17 @@ def tables_of(trainer):
         if id(part.weight) in low:
             values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
         found.append((part.table, part.piece, values.clone()))
-    columns_of = trainer.task.model.config.wide * [1] * len(SIZES)
-    dims = trainer.task.model.config.table_dims
-    shapes = [*zip(SIZES, dims, strict=True), *zip(SIZES, columns_of, strict=False)]
-    tables = [torch.full(shape, torch.nan) for shape in shapes]
+    dims = (DIM, 1) if trainer.task.model.config.wide else (DIM,)
+    tables = [torch.full((rows, dim), torch.nan) for dim in dims for rows in SIZES]
     for theirs in gather(found, trainer.world):
         for table, held, values in theirs:
-            target = tables[table][slice(*held.rows), slice(*held.columns)]
-            if not target.isnan().all():
-                torch.testing.assert_close(target, values, atol=0, rtol=0)  # copies
-            target.copy_(values)
+            tables[table][slice(*held.rows)] = values
     return tables
 
 
-def train(world, run, placement=None):
+def train(world, run):
     """Returns losses, final tables and other weights, the metrics, and the scaler's report."""
-    trainer = trainer_of(world, run, placement)
+    trainer = trainer_of(world, run)
     summary = trainer.fit(*batches_of(trainer, run))
     losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
     weights = tables_of(trainer), dict(trainer.parameters.dense())
@@ -158,9 +151,9 @@ def by(ranks, size, function, *arguments):
     return results
 
 
-def check(ranks, size, run, placement=None, tolerance=1e-5):
+def check(ranks, size, run, tolerance=1e-5):
     expected = alone(run._replace(balance="balanced"))
-    for found in by(ranks, size, train, run, placement):
+    for found in by(ranks, size, train, run):
         torch.testing.assert_close(found[:3], expected[:3], atol=tolerance, rtol=0)
         assert found[3] == pytest.approx(expected[3], abs=2e-3)
         assert found[4] == expected[4]

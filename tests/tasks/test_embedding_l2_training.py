@@ -57,7 +57,7 @@ def run(kind, task, hotness=None, scale=1, checkpoints=None, stop_at=None, resum
         config=TrainConfig(test_freq=7, **config),
         log=RunLog(quiet=True),
         checkpoints=checkpoints,
-        beat=lambda step: setattr(trainer, "stop_requested", step == stop_at),
+        after_step=lambda step: setattr(trainer, "stop_requested", step == stop_at),
     )
     if resume:
         trainer.resume(checkpoints.last())

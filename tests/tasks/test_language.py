@@ -14,8 +14,7 @@ from dlrm.language.data.loader import NO_TOKEN, TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.execution import ExecutionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -124,19 +123,6 @@ def test_accumulation_equals_one_batch(kind, parts, device):
         torch.testing.assert_close(actual, wanted, atol=1e-7, rtol=1e-7)
 
 
-@pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("precision", [None, "bf16"])
-def test_a_trace_gives_the_same_losses(kind, precision):
-    options = {"precision": PrecisionConfig(precision=precision), "double": False}
-    fixed = {"loader": {"cut": False}}
-    expected = train(make(kind, **options), **fixed)
-    traced = ExecutionConfig(execution="graph", graph_backend="trace")
-    # Fused operators do not round to bfloat16 in between.
-    tolerance = 1e-5 if precision is None else 0.05
-    actual = train(make(kind, execution=traced, **options), **fixed)
-    assert actual == pytest.approx(expected, rel=tolerance)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_compilation_gives_the_same_losses(kind):
@@ -154,13 +140,12 @@ def test_recomputation_gives_the_same_losses(kind, dropout):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "16.32", "16.16"])
-def test_every_precision_learns(kind, precision, device):
-    config = PrecisionConfig(precision=precision, loss_scale=64.0)
+@pytest.mark.parametrize("half", [None, "bf16", "fp16"])
+def test_every_precision_learns(kind, half, device):
+    config = PrecisionConfig(half is not None, half, 64.0)
     task = make(kind, double=False, precision=config, device=device)
-    kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # with wider moments
     (batch,) = batches(1, device=device)
-    learns(task, batch, NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6), 0.01)
+    learns(task, batch, NetworkOptimizerConfig("adamw", optimizer_eps=1e-6), 0.01)
 
 
 def trainer(kind, directory=None, **config):

@@ -25,8 +25,6 @@ from dlrm.train.trainer import Trainer
 
 SIZES = tuple(list_testing.SIZES.values())
 POOLINGS = [("sum", None, "mean"), ("mean",) * 3, None]
-NATIVE = [("joint_fused", kind) for kind in ("sgd", "adagrad", "row_wise_adagrad", "adam")]
-TORCH = [(layout, "adagrad") for layout in ("joint_sparse", "joint", "multi_table")]
 ROWS, BATCH, LR = 90, 32, 0.05
 
 
@@ -92,11 +90,10 @@ def dense_gradients(task: Recommendation) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("poolings", POOLINGS, ids=str)
-@pytest.mark.parametrize("layout", ["joint_fused", "joint_sparse", "joint", "multi_table"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_losses_and_gradients_are_those_of_float64(directory, poolings, layout, parts):
+def test_losses_and_gradients_are_those_of_float64(directory, poolings, parts):
     rows = list_testing.drawn(ROWS, 0)
-    task = Recommendation(config(embedding_type=layout, table_poolings=poolings), seed=3)
+    task = Recommendation(config(table_poolings=poolings), seed=3)
     oracle = Oracle(task)
     batch = open_datasets(DataConfig(str(directory), batch_size=BATCH)).train.batch(0)
     assert batch.lengths.amax() == 200
@@ -185,7 +182,6 @@ class Run(NamedTuple):
     """Model and settings of a run."""
 
     directory: str
-    layout: str = "joint_fused"
     optimizer: str = "sgd"
     embedding_dtype: str = "fp32"
     accumulate: int = 1
@@ -195,11 +191,7 @@ class Run(NamedTuple):
 def train(world: World, run: Run):
     """Returns the losses, tables, other weights and metrics after three epochs."""
     task = Recommendation(
-        config(
-            embedding_type=run.layout,
-            embedding_dtype=run.embedding_dtype,
-            table_poolings=run.poolings,
-        ),
+        config(embedding_dtype=run.embedding_dtype, table_poolings=run.poolings),
         world,
         seed=3,
     )
@@ -238,9 +230,9 @@ def check(expected, result):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(("layout", "optimizer"), NATIVE + TORCH)
-def test_losses_and_weights_are_those_of_one_process(directory, ranks, size, layout, optimizer):
-    run = Run(str(directory), layout, optimizer)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+def test_losses_and_weights_are_those_of_one_process(directory, ranks, size, optimizer):
+    run = Run(str(directory), optimizer)
     expected = train(World(), run)
     for result in ranks(size).call(train, [(run,)] * size):
         check(expected, result)

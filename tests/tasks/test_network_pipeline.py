@@ -225,9 +225,9 @@ def settled(world, options, *arguments):
         pytest.param("resnet group", {"max_grad_norm": 0.5}, 1e-9, marks=pytest.mark.slow),
         pytest.param("resnet batch", {"recompute": True}, 1e-9, marks=pytest.mark.slow),
         ("pretrain", {"max_grad_norm": 0.05}, 1e-9),
-        ("squad", {"precision": PrecisionConfig(precision="16.32", half_dtype="fp16")}, 1e-6),
-        ("squad", {"precision": PrecisionConfig(precision="16.32", half_dtype="bf16")}, 1e-6),
-        ("mrpc", {"precision": PrecisionConfig(precision="16.16", half_dtype="bf16")}, 1e-6),
+        ("squad", {"precision": PrecisionConfig(True, "fp16")}, 1e-6),
+        ("squad", {"precision": PrecisionConfig(True, "bf16")}, 1e-6),
+        ("mrpc", {"precision": PrecisionConfig(True, "bf16")}, 1e-6),
     ],
 )
 def test_precision_clipping_and_recomputation(ranks, kind, options, tolerance):
@@ -246,7 +246,7 @@ def test_lamb_scales_gradients_by_the_norm_of_all_parts(ranks):
 def overflowed(world):
     """Returns for each weight whether a step with infinite gradients leaves it as is."""
     pipes = pipelines(world, world.size)
-    precision = PrecisionConfig(precision="16.32", half_dtype="fp16")
+    precision = PrecisionConfig(True, "fp16")
     task, loader = texts("squad", pipes.replicas, precision=precision)
     task.divide(pipes.parts, ["layer1"], "gpipe")
     optimizers, scaler = task.optimizers(NetworkOptimizerConfig("momentum")), task.scaler()

@@ -1,6 +1,5 @@
 """Click-through prediction as the trainer sees it, with batches computed in parts."""
 
-import functools
 import itertools
 import math
 from dataclasses import replace
@@ -15,7 +14,6 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train import execution
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
@@ -148,8 +146,6 @@ def test_every_sample_is_in_one_micro_batch():
     [
         ({}, {}, True),
         ({"dim": 128}, {}, False),
-        ({"dim": 128, "embedding_type": "joint_sparse"}, {}, True),
-        ({"embedding_type": "joint_sparse"}, {}, True),
         ({}, {"embedding_optimizer": "adagrad"}, False),
         ({"embedding_dtype": "bf16"}, {}, False),
         ({}, {"freeze_embeddings": True}, False),
@@ -167,114 +163,18 @@ def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_float32_tables_o
 
 def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatch):
     monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: False)
-    for layout, vary in (("joint_fused", True), ("joint_sparse", False)):
-        trained = task(embedding_type=layout)
-        trained.world = World(device="cuda")
-        assert trained.updates_vary(OptimizerConfig("adagrad")) == vary
+    trained = task()
+    trained.world = World(device="cuda")
+    assert trained.updates_vary(OptimizerConfig("adagrad"))
 
 
-@pytest.fixture
-def executions(monkeypatch):
-    """Builds graphs by dynamo and autograd, without inductor's compilation."""
-    torch.compiler.reset()
-    graph = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
-    monkeypatch.setitem(execution.MODULE_EXECUTIONS, "graph", graph)
-
-
-def losses(trained: Recommendation, hotness: int) -> list[float]:
-    """Losses of steps with several batch sizes, and of a final test."""
-    optimizers = trained.optimizers(OptimizerConfig("adagrad", "adagrad"))
-    set_learning_rate(optimizers, 0.05)
-    result = []
-    for size in (BATCH, BATCH, 5, 1, 0, BATCH):
-        loss = trained.loss(batch(hotness, size))
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        result += [loss.item()] if size else []
-    return [*result, trained.evaluate(Loader([4, 9], hotness=hotness))["log_loss"]]
-
-
-BF16 = torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("hotness", "dtype", "changes"),
-    [
-        (5, torch.float32, {"interaction_op": "cat"}),
-        (1, BF16, {}),
-        (1, torch.float32, {"embedding_type": "joint", "hash_indices": True}),
-        (5, BF16, {"embedding_type": "multi_table", "interaction_op": "dot"}),
-        (1, torch.float32, {"embedding_dtype": "bf16"}),
-        (1, torch.float32, {"ensemble": 3, "wide": True}),
-    ],
-    ids=["bags", "bf16", "joint", "multi_table", "bf16 tables", "packed"],
-)
-def test_graphs_give_the_losses_of_eager(hotness, dtype, changes, executions):
-    eager = losses(task(own={"dtype": dtype}, **changes), hotness)
-    other = losses(task(own={"dtype": dtype, "execution": "graph"}, **changes), hotness)
-    # In half precision a graph rounds elsewhere: half a unit of bfloat16's 8 bits.
-    assert other == pytest.approx(eager, rel=2**-9 if dtype == BF16 else 1e-6)
-    assert eager[-2] < eager[0] - 0.02  # same batch, so learning was compared
-
-
-PARTS = [
-    {
-        **{"wide": True, "numerical_embedding": "piecewise"},
-        **{"interaction_op": "dot,dcn", "cross_layers": 1},
-    },
-    pytest.param(
-        {
-            **{"numerical_embedding": "piecewise", "interaction_op": "dcn"},
-            **{"cross_structure": "parallel", "cross_layers": 1},
-        },
-        marks=pytest.mark.slow,
-    ),
-    {"interaction_op": "quadratic", "quadratic_layers": 1, "numerical_embedding": "none"},
-]
-
-
-@pytest.mark.parametrize("changes", PARTS, ids=lambda changes: changes["numerical_embedding"])
-def test_graphs_of_other_parts_give_the_losses_of_eager(changes, executions):
-    eager = losses(task(**changes), 1)
-    assert losses(task(own={"execution": "graph"}, **changes), 1) == pytest.approx(eager, rel=1e-5)
-    assert len(set(eager)) == len(eager)
-
-
-@pytest.mark.parametrize("execution", ["graph", "eager"])
-def test_dropout_is_drawn_in_training_and_not_in_tests(execution, executions):
-    dropped = task(own={"execution": execution}, dropout=0.5)
+def test_dropout_is_drawn_in_training_and_not_in_tests():
+    dropped = task(dropout=0.5)
     torch.manual_seed(0)
     assert not torch.equal(dropped.predict(batch()), dropped.predict(batch()))
     first = dropped.evaluate(Loader([4, 9]))
     assert dropped.evaluate(Loader([4, 9])) == first
     assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # another order
-
-
-def test_benchmarks_of_inference_take_graphs(executions):
-    expected = task().infer(batch())
-    timed = task(own={"execution": "graph"})
-    with torch.inference_mode(), timed.weights_unchanged():
-        torch.testing.assert_close(timed.infer(batch()), expected)
-    assert not timed.infer(batch()).requires_grad
-
-
-def test_a_bad_id_is_named_however_the_rest_runs(executions):
-    given = batch()
-    given.categorical[3, 1] = 7
-    with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 3: expected 0 <= id < 7"):
-        task(own={"execution": "graph"}).loss(given)
-
-
-def test_what_is_no_single_graph_is_an_error():
-    class Branching(torch.nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
-    run = execution.MODULE_EXECUTIONS["graph"](Branching())
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="branching"):
-        run(torch.ones(2))
 
 
 def test_fractions_are_tested_by_their_loss_alone():
@@ -375,7 +275,6 @@ ONE_CALL = [
     {"numerical_embedding": "piecewise"},
     {"hash_indices": True, "max_table_size": 5},
     {"own": {"dtype": torch.bfloat16}, "embedding_dtype": "bf16"},
-    {"embedding_type": "multi_table"},
 ]
 
 

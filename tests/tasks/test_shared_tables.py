@@ -11,7 +11,6 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.distributed import World, gather
-from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.tasks.recommendation import Recommendation
@@ -22,16 +21,16 @@ from dlrm.train.optim.config import OptimizerConfig
 
 FIELDS = {"item": 50, "user": 7, "history": 50}
 TABLES, BATCH, DIM = (0, 1, 0), 12, 4
-LAYOUTS = ["joint_fused", "joint_sparse", "joint", "multi_table"]
 
 
-def config(**changes):
+def config(users=7, **changes):
     values = {"bottom_mlp_sizes": (8, DIM), "top_mlp_sizes": (8, 1), "field_tables": TABLES}
     values["embedding_dim"] = DIM
-    return DLRMConfig(tuple(FIELDS.values()), 2, **{**values, **changes})
+    sizes = {**FIELDS, "user": users}
+    return DLRMConfig(tuple(sizes.values()), 2, **{**values, **changes})
 
 
-def write(directory, lists=True, rows=5 * BATCH, seed=0):
+def write(directory, lists=True, users=7, rows=5 * BATCH, seed=0):
     """Writes a dataset whose items and histories share a table."""
     random = np.random.default_rng(seed)
     tables = {"item": "shown", "history": "shown"}
@@ -39,13 +38,13 @@ def write(directory, lists=True, rows=5 * BATCH, seed=0):
         directory / layout.FEATURE_SPEC,
         "label",
         ["a", "b"],
-        FIELDS,
+        {**FIELDS, "user": users},
         ["train", "test"],
         lists={"history": ListField(6)} if lists else {},
         tables=tables,
     )
     for split in ("train", "test"):
-        ids = [random.integers(0, size, rows) for size in FIELDS.values()]
+        ids = [random.integers(0, size, rows) for size in (50, users, 50)]
         if lists:
             lengths = random.integers(0, 7, rows)
             ids[2] = Jagged(random.integers(0, 50, lengths.sum()), lengths)
@@ -69,13 +68,11 @@ def gradients(task):
 
 
 @pytest.mark.parametrize("lists", [True, False])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_is_a_model_of_equal_tables_with_summed_gradients(tmp_path, layout, lists):
+def test_it_is_a_model_of_equal_tables_with_summed_gradients(tmp_path, lists):
     spec = write(tmp_path, lists)
     batch = SplitDataset(spec, "train", BATCH).batch(0)
-    parts = {"embedding_type": layout, "wide": True}
-    shared = Recommendation(config(**parts), seed=3)
-    apart = Recommendation(config(**parts, field_tables=None), seed=3)
+    shared = Recommendation(config(wide=True), seed=3)
+    apart = Recommendation(config(wide=True, field_tables=None), seed=3)
     tables = tables_of(shared.model)
     with torch.no_grad():
         for field, table in enumerate(apart.model.embeddings.tables()):
@@ -90,27 +87,13 @@ def test_it_is_a_model_of_equal_tables_with_summed_gradients(tmp_path, layout, l
         torch.testing.assert_close(own, table)
 
 
-def piece(table, rank, rows=None, columns=None):
-    shape = (50 if table == 0 else 7, DIM)
-    return Piece(table, rows or (0, shape[0]), columns or (0, DIM), rank, shape)
-
-
-PLACEMENTS = {
-    "whole": [piece(0, 1), piece(1, 0)],
-    "rows": [piece(0, 0, (0, 20)), piece(0, 1, (20, 50)), piece(1, None)],
-    "columns": [piece(0, 0, None, (0, 2)), piece(0, 1, None, (2, 4)), piece(1, 1)],
-    "copies": [piece(0, None, (0, 9)), piece(0, 1, (9, 50)), piece(1, 0)],
-}
-
-
-def stepped(world, folder, pieces, optimizer, saved, parts):
+def stepped(world, folder, placement, saved, parts):
     """Takes three steps; returns the losses, and saves a checkpoint."""
-    placement = Placement((50, 7), DIM, world.size, tuple(pieces)) if pieces else None
-    task = Recommendation(config(wide=True, **parts), world, seed=2, placement=placement)
+    task = Recommendation(config(wide=True, placement=placement, **parts), world, seed=2)
     model, losses = task.model, []
-    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]))
     data = SplitDataset(FeatureSpec.load(folder), "train", 11, shard=shard)
-    (*optimizers,) = task.optimizers(OptimizerConfig(optimizer, "sgd"))
+    (*optimizers,) = task.optimizers(OptimizerConfig("adagrad", "sgd"))
     set_learning_rate(optimizers, 0.3)
     summed = GradientSum(task.parameter_groups()["dense"], world)
     for index in range(3):
@@ -127,12 +110,12 @@ def stepped(world, folder, pieces, optimizer, saved, parts):
     return losses
 
 
-def check_two_ranks(ranks, folder, pieces, lists, **parts):
+def check_two_ranks(ranks, folder, placement, lists, **parts):
     """Checks that two ranks give the losses and weights of one."""
-    write(folder / "data", lists)
+    write(folder / "data", lists, parts.get("users", 7))
     alone, both = folder / "alone", folder / "both"
-    expected = stepped(World(), folder / "data", None, "adagrad", alone, parts)
-    arguments = (folder / "data", pieces, "adagrad", both, parts)
+    expected = stepped(World(), folder / "data", placement, alone, parts)
+    arguments = (folder / "data", placement, both, parts)
     for losses in ranks(2).call(stepped, [arguments] * 2):
         assert losses == pytest.approx(expected, abs=1e-5)
     assert expected[2] != pytest.approx(expected[1], abs=1e-3)
@@ -145,28 +128,21 @@ def check_two_ranks(ranks, folder, pieces, lists, **parts):
     return models[0]
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["balanced", "auto"])  # auto splits the shared table
 @pytest.mark.parametrize("lists", [True, False])
-def test_two_ranks_train_as_one(ranks, tmp_path, name, lists):
-    check_two_ranks(ranks, tmp_path, PLACEMENTS[name], lists)
+def test_two_ranks_train_as_one(ranks, tmp_path, placement, lists):
+    check_two_ranks(ranks, tmp_path, placement, lists)
 
 
 ATTENDED = {"table_poolings": (None, None, "attention"), "field_targets": (None, None, 0)}
 
 
-OTHER_TABLES = {
-    "whole": [piece(1, 0)],
-    "rows": [piece(1, 0, (0, 3)), piece(1, 1, (3, 7))],
-    "columns": [piece(1, 0, None, (0, 1)), piece(1, 1, None, (1, 4))],
-    "copies": [piece(1, None)],
-}
-
-
-@pytest.mark.parametrize("name", OTHER_TABLES)
-def test_two_ranks_attend_as_one(ranks, tmp_path, name):
-    pieces = [piece(0, 1), *OTHER_TABLES[name]]
-    model = check_two_ranks(ranks, tmp_path, pieces, True, **ATTENDED)
-    initial = DLRM(config(wide=True, **ATTENDED), seed=2).attention["2"]
+@pytest.mark.parametrize("users", [7, 70])  # 70: auto splits their table, and not the attended one
+def test_two_ranks_attend_as_one(ranks, tmp_path, users):
+    split = config(users, placement="auto", **ATTENDED).placed(2)
+    assert [piece.table for piece in split.pieces if not piece.is_whole] == [1, 1] * (users == 70)
+    model = check_two_ranks(ranks, tmp_path, "auto", True, users=users, **ATTENDED)
+    initial = DLRM(config(users, wide=True, **ATTENDED), seed=2).attention["2"]
     assert not torch.equal(model.attention["2"].weight, initial.weight)
 
 

@@ -64,7 +64,7 @@ class Run:
             log=RunLog(quiet=True),
             checkpoints=self.checkpoints,
             run={"flags": {}, "dataset": {"table sizes": list(SIZES)}},
-            beat=self._beat,
+            after_step=self._stop,
         )
         spec = FeatureSpec.default(".", 4, list(SIZES))
         train, test = (
@@ -73,7 +73,7 @@ class Run:
         )
         self.batches = SplitBatches(ClickLoader(train), ClickLoader(test), None)
 
-    def _beat(self, step):
+    def _stop(self, step):
         self.trainer.stop_requested = step == self.stop_at
 
     def fit(self, stop_at=None):
@@ -162,7 +162,7 @@ def losses_of(world, folder, mapped):
     config, chosen = DLRMConfig(SIZES, 4, 8, **mlps, wide=True), OptimizerConfig("adagrad", "sgd")
     files = str(folder / "files") if mapped else None
     task = Recommendation(config, world, seed=5, files=files)
-    assert any(not piece.has_all_rows for piece in task.model.placement.pieces)
+    assert not task.model.placement.is_whole
     optimizers = task.optimizers(chosen)
     set_learning_rate(optimizers, 0.1)
     shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))

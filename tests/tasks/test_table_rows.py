@@ -1,4 +1,4 @@
-"""Checkpoints with further or reinitialized rows train like models built that way."""
+"""Checkpoints with further rows train like models built that way."""
 
 from functools import partial
 
@@ -8,7 +8,6 @@ import torch
 from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
-from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import changed_rows
@@ -29,8 +28,6 @@ KINDS = {
     "row_wise_adagrad, wide": ("row_wise_adagrad", {"wide": True}),
     "adam": ("adam", {}),
     "adam, wide, bf16": ("adam", {"wide": True, "embedding_dtype": "bf16"}),
-    "adam, multi_table": ("adam", {"embedding_type": "multi_table"}),
-    "adagrad, joint": ("adagrad", {"embedding_type": "joint"}),
 }
 
 
@@ -53,11 +50,11 @@ class Steps:
             yield Batch(torch.ones(16, 2) * index, torch.from_numpy(ids), labels)
 
 
-def trainer_of(sizes, kind="adam", seed=3, world=None, placement=None, **own):
+def trainer_of(sizes, kind="adam", seed=3, world=None, **own):
     config = DLRMConfig(sizes, 2, **{**SHAPE, **INIT, **own})
     flags = {**vars(config), "seed": seed}
     arguments = {} if world is None else {"world": world}
-    task = Recommendation(config, seed=seed, placement=placement, **arguments)
+    task = Recommendation(config, seed=seed, **arguments)
     trainer = Trainer(
         task,
         optimizers=task.optimizers(OptimizerConfig(kind, "sgd")),
@@ -81,8 +78,8 @@ def saved(trainer, path):
     return read_saved(path, check_crc=True)
 
 
-def load_changed(path, trainer, sizes, evicted=None):
-    changed = partial(changed_rows, table_sizes=sizes, evicted=evicted)
+def load_changed(path, trainer, sizes):
+    changed = partial(changed_rows, table_sizes=sizes)
     parameters, world = trainer.parameters, trainer.world
     return load_checkpoint(path, parameters, world=world, optimizers=True, adapted=changed)
 
@@ -120,47 +117,21 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     same(everything(grown, tmp_path / "c"), everything(large, tmp_path / "d"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_evicted_rows_begin_anew_and_nothing_else_changes(tmp_path, kind):
-    optimizer, own = KINDS[kind]
-    new = everything(trainer_of(SMALL, optimizer, **own), tmp_path / "new")
-    run = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
-    before = everything(run, tmp_path / "before")
-    chosen = {0: np.array([1, 3]), 2: np.arange(20, 50)}
-    load_changed(tmp_path / "before", run, SMALL, chosen)
-    after = everything(run, tmp_path / "again")
-    tables = 2 * len(SMALL) if own.get("wide") else len(SMALL)
-    for table in range(tables):
-        rows = [*chosen.get(table % len(SMALL), [])]
-        for name in (k for k in before if k.split(",")[0] == f"table {table}"):
-            expected = before[name].copy()
-            expected[rows] = 0 if "," in name else new[name][rows]
-            np.testing.assert_array_equal(after[name], expected, name)
-            changed = not np.array_equal(before[name], expected)
-            assert changed == bool(rows)
-    dense = {name for name in before if not name.startswith("table ")}
-    same({n: after[n] for n in dense}, {n: before[n] for n in dense})
-
-
-def pieces_of(world, path, out):
-    rows = [
-        Piece(2, (0, 100), (0, DIM), 0, (300, DIM)),
-        Piece(2, (100, 300), (0, DIM), 1, (300, DIM)),
-    ]
-    others = [Piece(0, (0, 14), (0, DIM), None, (14, DIM)), Piece(1, (0, 6), (0, DIM), 1, (6, DIM))]
-    run = trainer_of(LARGE, world=world, placement=Placement(LARGE, DIM, 2, (*others, *rows)))
+def shards_of(world, path, out):
+    run = trainer_of(LARGE, world=world, placement="auto")
+    assert not run.task.model.placement.is_whole
     load_changed(path, run, LARGE)
     save_checkpoint(out, run.parameters, run.run, {}, world=world)
 
 
-def test_grown_tables_are_divided_and_copied_as_others(tmp_path):
+def test_grown_tables_are_split_as_others(tmp_path):
     small = trained(trainer_of(SMALL), Steps(SMALL))
     saved(small, tmp_path / "small")
     grown = trainer_of(LARGE)
     load_changed(tmp_path / "small", grown, LARGE)
     saved(grown, tmp_path / "grown")
     with Ranks(2) as ranks:
-        results = ranks.call(pieces_of, [(tmp_path / "small", tmp_path / "out")] * 2)
+        results = ranks.call(shards_of, [(tmp_path / "small", tmp_path / "out")] * 2)
     assert results == [None, None]
     for file in (tmp_path / "grown" / "tables").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()

@@ -17,7 +17,6 @@ from dlrm.train.reports.console import (
     Point,
     Position,
     Saved,
-    SeriesConsole,
     ShortConsole,
 )
 
@@ -124,20 +123,6 @@ def test_the_form_of_nvidia_stays(tmp_path, capsys):
 def test_the_short_form_has_a_line_for_each_test_and_a_closing_block(tmp_path, capsys):
     trained(tmp_path / "log.json", log_format="short")
     assert_like(capsys.readouterr().out, SHORT)
-
-
-def test_a_series_has_a_line_for_each_training_and_one_closing_block(tmp_path, capsys):
-    console = SeriesConsole()
-    for seed in (1, 2):
-        console.begin(f"seed {seed}")
-        console.line("note: once")
-        trained(tmp_path / f"{seed}.json", console=console)
-    console.begin("mean of 2", closes=True)
-    trained(tmp_path / "mean.json", console=console)
-    results = "test score 0.6000  validation score #  last, step 30"
-    lines = ["note: once", *(f"{name:<12}{results}" for name in ("seed 1", "seed 2", "mean of 2"))]
-    closing = [line for line in SHORT.split("\n\n")[1].splitlines() if line[:4] != "time"]
-    assert_like(capsys.readouterr().out, "\n".join([*lines, "", *closing]))
 
 
 def test_verbose_adds_progress_and_time_at_each_point(tmp_path, capsys):

@@ -3,22 +3,20 @@
 See tests/op_recorder.py; with a GPU the same tests record CUDA graphs.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from op_recorder import OpRecorder
 
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.distributed import OtherRankError, World
+from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
-from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, why_none_records
+from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
@@ -151,97 +149,6 @@ def test_steps_that_overflow_change_nothing(device, recorder):
     if device == "cpu":
         assert (recorded_history, recorded_skipped) == (history, skipped)
         torch.testing.assert_close(recorded_weights, weights, rtol=0, atol=0)
-
-
-OVERFLOWING = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
-
-
-def train_both_ways(world, case, own_group):
-    """Returns a rank's eager and recorded results, and counts of recordings and replays."""
-    if own_group:
-        world = replace(world, gradients=dist.new_group())
-    recorder = OpRecorder()
-    both = train(world, **case), train(world, recorder, **case)
-    return *both, recorder.recordings, recorder.replays
-
-
-@pytest.mark.parametrize(
-    ("size", "case"),
-    [(2, case) for case in CASES if "gradient_accumulation_steps" not in case]
-    + [pytest.param(4, case, marks=pytest.mark.slow) for case in (CASES[0], CASES[2])]
-    + [(2, OVERFLOWING), (4, {**OVERFLOWING, "scale": 40000.0})],
-    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
-)
-def test_ranks_record_the_steps_that_they_take(ranks, size, case):
-    for found in ranks(size).call(train_both_ways, [(case, size == 4)] * size):
-        if isinstance(found, Exception):
-            raise found
-        (history, weights, skipped), (recorded_history, recorded, also), recordings, replays = found
-        assert recorded_history == history
-        assert len(history) > 24
-        assert also == skipped
-        assert 0 < skipped < 26 if case.keys() == OVERFLOWING.keys() else not skipped
-        torch.testing.assert_close(recorded, weights, rtol=0, atol=0)
-        assert recordings == 2, "of steps and of predictions"
-        assert replays > 2 * (12 - 3)
-
-
-def one_unlike_the_others(world, how):
-    """Calls a function that differs on rank 1."""
-
-    def function(batch):
-        total = batch.numerical.sum()
-        if how == "it waits for the device" and world.rank == 1:
-            total.item()
-        dist.all_reduce(total)
-        return total
-
-    graphed = GraphedCallable(function, OpRecorder(), world)
-    sizes = [2, 2, 2, 2, 3 if world.rank == 1 and how == "it has another shape" else 2]
-    for size in sizes:
-        graphed(numbers(size))
-
-
-@pytest.mark.parametrize(
-    ("how", "rank", "message"),
-    [
-        ("it waits for the device", 1, "^rank 1: .* waits for the device"),
-        ("it has another shape", 0, "shape 0 for the 5. time in a row' on rank 0, 'shape 1 for"),
-    ],
-)
-def test_a_rank_that_cannot_do_as_the_others_ends_all(ranks, how, rank, message):
-    found = ranks(2).call(one_unlike_the_others, [(how,)] * 2)
-    with pytest.raises((RuntimeError, ValueError), match=message):
-        raise found[rank]
-    assert isinstance(found[1 - rank], OtherRankError)
-
-
-def test_no_rank_records_where_one_cannot(ranks):
-    def answers(*reasons):
-        return ranks(3).call(agreed_reason, [(reason,) for reason in reasons])
-
-    assert answers(None, None, None) == [None] * 3
-    assert answers("it is new", "it is new", "it is new") == ["it is new"] * 3
-    assert answers(None, None, "it is old") == ["rank 2: it is old"] * 3
-
-
-def agreed_reason(world, reason):
-    return why_none_records(reason, world)
-
-
-def test_a_transfer_that_nothing_waits_for_is_not_recorded(ranks):
-    for error in ranks(2).call(left_underway):
-        assert "a transfer is not waited for" in str(error)
-
-
-def left_underway(world):
-    kept = []
-
-    def function(batch):
-        kept.append(dist.all_reduce(batch.numerical, async_op=True))
-        return batch.numerical
-
-    OpRecorder().record(lambda: function(numbers(2)))
 
 
 def numbers(count, device="cpu", value=1.0):

@@ -116,18 +116,14 @@ class Shard:
     Attributes:
         world: the processes; numericals and labels are those of the samples `World.part(batch)`.
         tables: tables whose ids are read, for the batch of all processes; None is all tables.
-        own_samples_only: those of `tables` whose ids are read for the process's own samples only;
-            other samples have id 0 or, if there are lengths, none.
     """
 
     world: World = World()
     tables: tuple[int, ...] | None = None
-    own_samples_only: tuple[int, ...] = ()
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
         samples = self.world.part(len(batch.labels))
-        batch = self._without_others(batch, samples) if self.own_samples_only else batch
         categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
         if self.tables is not None:
             tables = list(self.tables)
@@ -149,41 +145,20 @@ class Shard:
             total_weight=batch.total_weight,
         )
 
-    def _without_others(self, batch: Batch, samples: slice) -> Batch:
-        """Drops the ids of other samples in `own_samples_only`."""
-        ids, lengths, weights = batch.categorical, batch.lengths, batch.id_weights
-        wanted = torch.ones_like(ids if lengths is None else lengths, dtype=torch.bool)
-        wanted[:, list(self.own_samples_only)] = False
-        wanted[samples] = True
-        if lengths is None:
-            return batch._replace(categorical=ids * wanted)
-        of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())
-        weights = None if weights is None else weights[of_ids]
-        return batch._replace(categorical=ids[of_ids], lengths=lengths * wanted, id_weights=weights)
 
+class Sharded:
+    """A dataset of which one process reads its shard."""
 
-class Derived:
-    """The base of datasets whose batches are made of those of another, with the same fields."""
-
-    def __init__(self, dataset: "ClickDataset") -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
+        self.dataset, self._shard = dataset, shard
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
         self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
         self.field_tables, self.targets = dataset.field_tables, dataset.targets
-        self.field_dims = dataset.field_dims
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-
-class Sharded(Derived):
-    """A dataset of which one process reads its shard."""
-
-    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
-        super().__init__(dataset)
-        self._shard = shard
 
     def batch(self, index: int) -> Batch:
         """Returns this process's shard of a batch."""
@@ -205,8 +180,6 @@ class ClickDataset(Protocol):
         field_tables: number of each feature's table; None is a table of its own for each.
         targets: for each feature whose pooling is "attention" the feature of its candidate, else
             None; None if no feature is attended.
-        field_dims: columns of each feature's table, or None for the model's; None if no feature has
-            its own.
     """
 
     table_sizes: list[int]
@@ -218,7 +191,6 @@ class ClickDataset(Protocol):
     poolings: tuple[str | None, ...] | None
     field_tables: tuple[int, ...] | None
     targets: tuple[int | None, ...] | None
-    field_dims: tuple[int | None, ...] | None
 
     def __len__(self) -> int:
         """Returns the number of batches, the short last one included."""

@@ -86,19 +86,6 @@ class DataConfig:
         least=0,
         below=1,
     )
-    replay: float = setting(
-        0.0,
-        "Share of the rows of each training batch that are of --replay_data, such as older days",
-        least=0,
-        below=1,
-    )
-    replay_data: tuple[str, ...] | None = setting(
-        None,
-        "Directories of datasets whose training rows --replay mixes in; the dictionaries of "
-        "--dataset must be theirs, perhaps with further values at the ends",
-        resumable=True,
-        uri="read",
-    )
     seed: int = setting(12345, "Random seed", topic="Run", least=0, most=2**63 - 1)
     num_numerical_features: int = setting(
         13,
@@ -253,15 +240,6 @@ class DataConfig:
                 "synthetic_random"
             )
         synthetic = self.dataset_type.startswith("synthetic")
-        if bool(self.replay) != bool(self.replay_data):
-            given, missing = f"--replay {self.replay}", "--replay_data, the datasets to replay"
-            if not self.replay:
-                given, missing = "--replay_data", "--replay, a share such as 0.1"
-            raise ValueError(f"{given} needs {missing}")
-        if self.replay and DATASET_TYPES[self.dataset_type] != "split":
-            raise ValueError(
-                f"--replay {self.replay}: expected --dataset_type split, got {self.dataset_type}"
-            )
         if synthetic and self.set_aside:
             raise ValueError(
                 f"--set_aside {self.set_aside}: expected rows of a dataset, got --dataset_type "

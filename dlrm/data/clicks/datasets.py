@@ -1,6 +1,5 @@
 """Opens the dataset of clicks that a configuration names."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
-from dlrm.data.clicks.replay import Replayed, replayed_rows
 from dlrm.data.clicks.synthetic import SyntheticDataset, ensure_synthetic_dataset
 from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import Verifier
@@ -53,8 +51,6 @@ class Datasets(_Splits):
 
     def row_text(self, split: str, row: int) -> str:
         """Returns the words for a row of a split; a row set aside has its number in the file."""
-        if split == "train" and isinstance(self.train, Replayed):
-            return self.train.row_text(row)
         if split != "set_aside":
             return f"{split} row {row}"
         assert isinstance(self.set_aside, BatchedRows)
@@ -150,12 +146,7 @@ def _split_datasets(
     weights = config.sample_weights
     kept = 1 - config.set_aside
     reading = shard, verifier, weights
-    train: ClickDataset
-    if config.replay:
-        replayed = _replayed(spec, config, verifier)
-        train = replayed if shard == Shard() else Sharded(replayed, shard)
-    else:
-        train = SplitDataset(spec, "train", config.batch_size, subset, *reading, (0.0, kept))
+    train = SplitDataset(spec, "train", config.batch_size, subset, *reading, (0.0, kept))
     test, validation = (
         SplitDataset(spec, split, size, 1.0, *reading) if split in spec.splits else None
         for split in ("test", "validation")
@@ -165,22 +156,6 @@ def _split_datasets(
     if config.set_aside:
         aside = SplitDataset(spec, "train", size, 1.0, *reading, (kept, 1.0))
     return Datasets(train, test, validation, aside)
-
-
-def _replayed(spec: FeatureSpec, config: DataConfig, verifier: Verifier) -> Replayed:
-    """Returns whole training batches of which some rows are those of earlier datasets."""
-    rows = replayed_rows(config.batch_size, config.replay)
-    subset, part = config.dataset_subset or 1.0, (0.0, 1 - config.set_aside)
-    others = Shard(), verifier, config.sample_weights, part
-    own = SplitDataset(spec, "train", config.batch_size - rows, subset, *others)
-    only_rows: dict[str, Any] = {"replay": 0.0, "replay_data": None, "set_aside": 0.0}
-    earlier = {
-        path: open_datasets(
-            replace(config, dataset=path, batch_size=rows, dataset_subset=None, **only_rows)
-        ).train
-        for path in config.replay_data or ()
-    }
-    return Replayed(own, earlier, config.seed)
 
 
 def _check_manifest(spec: FeatureSpec) -> None:
@@ -207,11 +182,11 @@ def _load_spec(config: DataConfig) -> FeatureSpec:
         return FeatureSpec.load(path, config.allow_links)
     if config.feature_spec == layout.FEATURE_SPEC and (directory / layout.MODEL_SIZE).is_file():
         return FeatureSpec.load(directory, config.allow_links)
-    hint = (
-        "; it has train_data.bin: --dataset_type binary reads that"
-        if (directory / BINARY_FILES["train"][0]).is_file()
-        else ""
-    )
+    hint = ""
+    if (directory / BINARY_FILES["train"][0]).is_file():
+        hint = "; it has train_data.bin: --dataset_type binary reads that"
+    elif (below := directory / "binary_dataset").is_dir():  # of the commands for logs
+        hint = f"; the dataset is {below}"
     raise FileNotFoundError(
         f"{directory}: expected {config.feature_spec} (or the {layout.MODEL_SIZE} of a dataset of "
         f"2020), found neither{hint}"

@@ -37,8 +37,7 @@ class FeatureSpec:
     Attributes:
         feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table,
             "list": for several ids per row, see `ListField`; "table": name of the table, if other
-            features have the same; "embedding_dim": columns of the table, if fewer than the
-            model's}.
+            features have the same}.
         source_spec: split -> list of chunks {"type", "features", "files"}.
         channel_spec: channel -> feature names; their order is that of the model's inputs.
         metadata: any content.
@@ -108,7 +107,6 @@ class FeatureSpec:
         metadata: dict[str, Any] | None = None,
         lists: Mapping[str, ListField] | None = None,
         tables: Mapping[str, str] | None = None,
-        dims: Mapping[str, int] | None = None,
     ) -> "FeatureSpec":
         """Describes a dataset with NVIDIA's default file names and given feature names.
 
@@ -121,7 +119,6 @@ class FeatureSpec:
             metadata: stored as it is.
             lists: the categorical features with several ids a row.
             tables: the categorical features that share tables, with the names of these.
-            dims: columns of the tables of some categorical features.
         """
         lists = lists or {}
         features: dict[str, dict[str, Any]] = {
@@ -132,8 +129,6 @@ class FeatureSpec:
             features[name]["list"] = list_field.to_dict()
         for name, table in (tables or {}).items():
             features[name]["table"] = table
-        for name, dim in (dims or {}).items():
-            features[name]["embedding_dim"] = dim
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
         channels = {
@@ -206,18 +201,6 @@ class FeatureSpec:
         """The categorical features that name their table, which others may have, with its name."""
         named = {name: self.feature_spec[name].get("table") for name in self.categorical}
         return {name: table for name, table in named.items() if table is not None}
-
-    @property
-    def embedding_dims(self) -> dict[str, int]:
-        """The categorical features whose table has its own number of columns, with that number."""
-        said = {name: self.feature_spec[name].get("embedding_dim") for name in self.categorical}
-        return {name: dim for name, dim in said.items() if dim is not None}
-
-    @property
-    def field_dims(self) -> tuple[int | None, ...] | None:
-        """Columns of each categorical feature's table, or None; None if no feature says them."""
-        said = self.embedding_dims
-        return tuple(said.get(name) for name in self.categorical) if said else None
 
     @property
     def field_tables(self) -> tuple[int, ...] | None:
@@ -514,19 +497,16 @@ def _check_table(spec: FeatureSpec, name: str) -> None:
     table = spec.feature_spec[name].get("table")
     if table is not None and not isinstance(table, str):
         _fail(spec, f"feature {name}: table: expected a name, got {brief(table)}")
-    own = spec.feature_spec[name]
-    dim = own.get("embedding_dim", 1)
-    if type(dim) is not int or dim < 1:
-        _fail(spec, f"feature {name}: embedding_dim: expected 1 or more, got {brief(dim)}")
+    size = spec.feature_spec[name]["cardinality"]
     for other in spec.categorical if table is not None else ():
         facts = spec.feature_spec[other]
-        for key in ("cardinality", "embedding_dim") if facts.get("table") == table else ():
-            if facts.get(key) != own.get(key):
-                _fail(
-                    spec,
-                    f"feature {name}: expected the {key} of {other}, {brief(facts.get(key))}, "
-                    f"which shares table {table!r}, got {brief(own.get(key))}",
-                )
+        if facts.get("table") == table and facts.get("cardinality") != size:
+            found = brief(facts.get("cardinality"))
+            _fail(
+                spec,
+                f"feature {name}: expected the cardinality of {other}, {found}, which shares table "
+                f"{table!r}, got {size}",
+            )
 
 
 def _check_target(spec: FeatureSpec, name: str) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks.names import (
-    CHAIN as CHAIN,
     CONVERTED as CONVERTED,
     FEATURE_SPEC as FEATURE_SPEC,
     KIND as KIND,

@@ -8,7 +8,6 @@ SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
 MODEL_SIZE = "model_size.json"
 TRANSFORM = "transform"  # directory of the fitted transform, which serving loads
-CHAIN = "chain"  # directory of what the next day of a chain needs, which only preparation loads
 LABEL = "label"
 LABEL_FILE = "label.bin"
 NUMERICAL_FILE = "numerical.bin"
@@ -53,7 +52,7 @@ def check_spec_name(name: str) -> None:
     """
     if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
         raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
-    if name in (MANIFEST, MODEL_SIZE, TRANSFORM, CHAIN, *SPLITS):
+    if name in (MANIFEST, MODEL_SIZE, TRANSFORM, *SPLITS):
         raise ValueError(
             f"--feature_spec_out: expected a name that the dataset does not use, got {name!r}"
         )

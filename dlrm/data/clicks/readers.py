@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Jagged, interleave
+from dlrm.data.clicks.bags import interleave
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
@@ -76,8 +76,6 @@ class SplitDataset(BatchedRows):
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
         self.field_tables, self.targets = spec.field_tables, spec.targets
-        self.field_dims = spec.field_dims
-        self._own_alone = [table in shard.own_samples_only for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
         single = {}
@@ -112,7 +110,7 @@ class SplitDataset(BatchedRows):
             file.touch(start * row_bytes, stop * row_bytes)
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
-        ids, lengths, id_weights = self._read_ids(start, stop, samples)
+        ids, lengths, id_weights = self._read_ids(start, stop)
         weights = None if self._weights is None else self._weights.read(start, stop)
         total = None if weights is None else weights.sum(dtype=np.float64)
         return Batch(
@@ -126,40 +124,20 @@ class SplitDataset(BatchedRows):
         )
 
     def _read_ids(
-        self, start: int, stop: int, samples: slice
+        self, start: int, stop: int
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Returns ids, lengths and id weights of rows `start` to `stop`, in the form of a batch.
-
-        Tables of `Shard.own_samples_only` have only ids of the rows `samples` of these.
-        """
+        """Returns ids, lengths and id weights of rows `start` to `stop`, in the form of a batch."""
         if not self.one_id_each:
             columns = [
-                _own_bags(ids, start, stop, samples) if own_alone else _column(ids, start, stop)
-                for ids, own_alone in zip(self._ids, self._own_alone, strict=True)
+                ids.read(start, stop) if isinstance(ids, ListColumn) else ids[start:stop]
+                for ids in self._ids
             ]
             return interleave(columns, stop - start, self._id_dtype)
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
         for table, column in enumerate(self._ids):
             assert isinstance(column, np.ndarray)
-            if self._own_alone[table]:
-                ids[:, table] = 0
-                ids[samples, table] = column[start + samples.start : start + samples.stop]
-            else:
-                ids[:, table] = column[start:stop]
+            ids[:, table] = column[start:stop]
         return ids, None, None
-
-
-def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarray | Jagged:
-    return column.read(start, stop) if isinstance(column, ListColumn) else column[start:stop]
-
-
-def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, samples: slice) -> Jagged:
-    """Returns bags of rows `start` to `stop`, empty except in the rows `samples` of these."""
-    ids = _column(column, start + samples.start, start + samples.stop)
-    bags = ids if isinstance(ids, Jagged) else Jagged(ids, np.ones(len(ids), np.int8))
-    lengths = np.zeros(stop - start, bags.lengths.dtype)
-    lengths[samples] = bags.lengths
-    return bags._replace(lengths=lengths)
 
 
 class BinaryDataset(BatchedRows):
@@ -183,7 +161,6 @@ class BinaryDataset(BatchedRows):
     poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     targets: tuple[int | None, ...] | None = None
-    field_dims: tuple[int | None, ...] | None = None
 
     def __init__(
         self,

@@ -51,7 +51,6 @@ class SyntheticDataset(BatchedRows):
     poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     targets: tuple[int | None, ...] | None = None
-    field_dims: tuple[int | None, ...] | None = None
 
     def __init__(
         self,

@@ -53,9 +53,10 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def label_parser(hint: str = "--positive names any other value that counts as 1") -> Parser:
-    """Parses labels written as 0, 1, 0.0 or 1.0; `hint` tells how to use others."""
+def label_parser() -> Parser:
+    """Parses labels written as 0, 1, 0.0 or 1.0."""
     known = {"0": False, "1": True, "0.0": False, "1.0": True}
+    hint = "label: {positive: VALUE} in the schema names one that counts as 1"
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):

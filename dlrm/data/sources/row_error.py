@@ -39,5 +39,7 @@ class LineError(ValueError):
 
 def shown_text(text: str | bytes) -> str:
     """Returns a value in quotes, shortened, for messages."""
+    if not text:
+        return "an empty cell"
     shown = repr(text[:_LONGEST_SHOWN])
     return shown if len(text) <= _LONGEST_SHOWN else f"{shown[:-1]}...{shown[-1]}"

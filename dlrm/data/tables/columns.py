@@ -19,6 +19,7 @@ from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.values import (
     BOOLEAN,
     DURATION,
+    FLOAT64_BITS,
     NUMBER,
     TEXT,
     TIME,
@@ -93,7 +94,7 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         array = pa.array(values, pa.uint64(), from_pandas=True)
     kind = array.type
     if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
-        return _without_nan(array)
+        return _without_nan(array).cast(kind)
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
@@ -221,6 +222,13 @@ def floats_of(array: pa.Array) -> pa.Array | None:
 def _is_binary(kind: pa.DataType) -> bool:
     fixed = pa.types.is_fixed_size_binary(kind)
     return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def bits_of(kind: pa.DataType) -> int:
+    """Returns the bits of the integers that a type has all of, if it is one of floats."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return {pa.float16(): 11, pa.float32(): 24}.get(kind, FLOAT64_BITS)
 
 
 def kind_of_values(kind: pa.DataType) -> str:

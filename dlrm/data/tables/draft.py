@@ -48,7 +48,8 @@ class Draft:
         disguised: column of text -> why it may be numbers or lists in another form.
         leaks: column -> how much of the label it tells.
         partial_leaks: column -> in which share of the rows with the rarer label it tells it.
-        inexact: categories of floats beyond 2^53, which are refused when they are prepared.
+        inexact: category of floats that need not be exact, which is refused when it is prepared
+            -> what to do.
     """
 
     schema: Schema
@@ -61,7 +62,7 @@ class Draft:
     disguised: dict[str, str] = field(default_factory=dict)
     leaks: dict[str, str] = field(default_factory=dict)
     partial_leaks: dict[str, str] = field(default_factory=dict)
-    inexact: Sequence[str] = ()
+    inexact: dict[str, str] = field(default_factory=dict)
 
     @property
     def sample(self) -> str:
@@ -134,7 +135,8 @@ def draft(
     * Numbers with a fraction are numerical; with infinite values they are left out.
     * Whole numbers, including whole floats, are categorical if the name says that they are ids
       (`user_id`, `brand`, `c7`; see `dlrm.data.tables.names`) or a part of a date (`hour`), if they
-      have up to 12 values or are beyond 2^53; and numerical if the name says so (`price`, `i7`).
+      have up to 12 values or are beyond 2^53; and numerical if the name says so (`price`, `i7`),
+      or if they are float32 beyond 2^24, or float16 beyond 2^11, which are no exact ids.
     * Of the other whole numbers, those whose order tells most of what their values tell about the
       label are numerical. More than 1000 without gaps are categorical. Those with values below 0,
       or that mostly occur once, are numerical. Those whose values tell more than their order are

@@ -10,7 +10,7 @@ from dlrm.data.clicks.bags import MAX_LENGTH
 from dlrm.data.tables import names
 from dlrm.data.tables.summaries import BOOLEANS, NUMBERS, OTHER, TEXT, TIMES, Summary
 from dlrm.data.transform.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField
-from dlrm.data.transform.values import SPELLINGS
+from dlrm.data.transform.values import FLOAT64_BITS, SPELLINGS
 from dlrm.documents import one_line
 
 FEW_VALUES = 12  # integers with up to so many values are categories, such as months
@@ -55,7 +55,7 @@ class Drafter:
         self.disguised: dict[str, str] = {}
         self.leaks: dict[str, str] = {}
         self.partial_leaks: dict[str, str] = {}
-        self.inexact: list[str] = []
+        self.inexact: dict[str, str] = {}
         self.time: TimeField | None = None
         self._taken = set(columns)
         if time is not None:
@@ -203,12 +203,18 @@ class Drafter:
         )
         self.comments[summary.name] = described_column(summary) + (f"; {why}" if why else "")
         if summary.inexact:
-            self.inexact.append(summary.name)
-            self.comments[summary.name] += f"; {INEXACT}"
+            self.inexact[summary.name] = _inexact(summary)
+            self.comments[summary.name] += f"; {_inexact(summary)}"
 
 
-# Of a category, which is refused when it is prepared.
-INEXACT = "floats that need not be exact: above 2^53 read the column as integers or text"
+def _inexact(summary: Summary) -> str:
+    """Describes the floats of a category, which is refused when it is prepared."""
+    return (
+        f"floats that need not be exact: above 2^{summary.inexact} read the column as integers or "
+        "text"
+    )
+
+
 _NUMBER, _ID = "number", "id"
 _BOTH = (_NUMBER, _ID)
 
@@ -222,6 +228,8 @@ def _kinds(summary: Summary) -> tuple[str, tuple[str, ...]]:
         return "a number by its name", (_NUMBER,)
     if names.is_id(name):
         return "an id by its name", (_ID,)
+    if 0 < summary.inexact < FLOAT64_BITS:
+        return f"a number: its floats are no exact ids above 2^{summary.inexact}", (_NUMBER,)
     if distinct <= FEW_VALUES:
         return "few values", (_ID,)
     amount = names.is_amount(name)
@@ -264,7 +272,8 @@ def _useless(summary: Summary) -> str | None:
         value = summary.examples[0] if summary.examples else f"{summary.numbers.least:.9g}"
         if not summary.examples and summary.markers:
             value = next(iter(summary.markers))
-        return f"one value, {shown(value)}, in every row" + f"; {INEXACT}" * summary.inexact
+        why = f"; {_inexact(summary)}" if summary.inexact else ""
+        return f"one value, {shown(value)}, in every row{why}"
     unique, whole = summary.distinct.most == 1, not summary.is_number or _whole(summary)
     unnamed = not summary.name or summary.name.startswith("Unnamed:")
     every = summary.numbers.most - summary.numbers.least < 1.05 * distinct  # of them occurs

@@ -103,8 +103,6 @@ def pieces_of(
 def _size(file: TableFile, text: TextFormat, num_files: int) -> int | None:
     """Returns the approximate bytes of a file; None if it is read as it is."""
     if isinstance(file.kind, Text):
-        if not file.kind.in_pieces:
-            return None
         return file.path.stat().st_size * (1 if _is_plain(file, text) else _PACKED)
     small = num_files >= _MANY_FILES and file.path.stat().st_size <= _MOST_SMALL
     return file.path.stat().st_size if small else None
@@ -325,7 +323,7 @@ class _TextPiece:
         arrays |= {name: pa.array([value] * rows) for name, value in partition.items()}
         made = [self._typed(name, arrays.get(name, pa.nulls(rows))) for name in self._how.columns]
         wrong = [problems.get(line) for line in lines.tolist()] if problems else pa.nulls(rows)
-        made += [pa.array(lines, kind.line_type), pa.array(wrong, pa.string())]
+        made += [pa.array(lines, pa.int64()), pa.array(wrong, pa.string())]
         batch = pa.RecordBatch.from_arrays(made, [*self._how.columns, LINE, PROBLEM])
         self._made.add(batch, origins)
 

@@ -20,6 +20,7 @@ from dlrm.data.tables.columns import (
     Faults,
     are_null,
     array_of,
+    bits_of,
     canonical_texts,
     column_of,
     dictionary_encoded,
@@ -41,7 +42,6 @@ from dlrm.data.transform.cells import (
     missing_numbers,
     numbers_of_texts,
 )
-from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, split_text
 from dlrm.data.transform.rows import FieldRows, cross_columns
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
@@ -54,6 +54,7 @@ class _Keyed(NamedTuple):
 
     raw: pa.Array
     numbers: bool  # in JSON
+    bits: int
     keys: np.ndarray
     missing: np.ndarray
     problems: dict[int, str]
@@ -69,6 +70,7 @@ class RowReader:
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
         texts: for rows of a table to fit, which may have ids of any size: whether to return texts,
             which counts need. None is for other rows, and returns texts without a transform.
+        numbers: the transform that was fitted to the very rows, which says where NaN is no value.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -83,12 +85,17 @@ class RowReader:
         inputs_only: bool = False,
         fitted: Transform | None = None,
         texts: bool | None = None,
+        numbers: Transform | None = None,
     ) -> None:
         self.schema, self.labeled, self.inputs_only = schema, labeled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
         self._keys_of = [
-            FieldKeys(field, schema.missing_of(field))
+            FieldKeys(
+                field,
+                schema.missing_of(field),
+                numbers=None if numbers is None else numbers.known_texts(place),
+            )
             if fitted is None or (texts is not None and field.type == "id")
             else fitted.keys[place]
             for place, field in enumerate(schema.categorical)
@@ -180,9 +187,9 @@ class RowReader:
         raw, codes = dictionary_encoded(name, array)
         if field.type == "id":  # a dictionary may have a null of its own
             faults.add(name, codes < 0, _no_id(of_texts))
-        numbers = numbers_of_json(batch, name)
+        form = numbers_of_json(batch, name), bits_of(array.type)
         earlier = self._earlier.get(name)
-        if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):
+        if earlier is None or earlier[1:3] != form or not earlier.raw.equals(raw):
             problems, texts = dict[int, str](), None
             distinct, not_utf_8 = utf_8(raw)
             kind = kind_of_values(distinct.type)
@@ -198,12 +205,13 @@ class RowReader:
                 keys, missing = of_texts.of_integers(values, problems)
             else:
                 column = text_column(canonical_texts(name, distinct))
+                numbers, bits = form
                 kind = NUMBER if numbers else kind
-                (keys, missing), column = of_texts.of_texts(column, problems, kind)
+                (keys, missing), column = of_texts.of_texts(column, problems, kind, bits)
                 if field.type == "string" and self._texts:
                     texts = array_of(column)
             problems |= not_utf_8
-            earlier = self._earlier[name] = _Keyed(raw, numbers, keys, missing, problems, texts)
+            earlier = self._earlier[name] = _Keyed(raw, *form, keys, missing, problems, texts)
         faults.add_places(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             places = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
@@ -254,17 +262,14 @@ class RowReader:
             with np.errstate(over="ignore"):
                 bad = weights.missing | np.isinf(weights.values.astype(np.float32))
             bad |= weights.values < 0
-            most = ""
-            if schema.weighs_targets:
-                bad |= weights.values >= MAX_WEIGHT
-                most = f"below {MAX_WEIGHT}, as encodings of the target add it up"
-            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
+            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
-            distinct, codes = distinct_of(name, column_of(batch, name), faults)
+            array = column_of(batch, name)
+            distinct, codes = distinct_of(name, array, faults)
             of_texts, problems = self._groups[name], dict[int, str]()
             column = text_column(canonical_texts(name, distinct))
-            (keys, missing), _ = of_texts.of_texts(column, problems)
+            (keys, missing), _ = of_texts.of_texts(column, problems, bits=bits_of(array.type))
             faults.add_places(name, codes, problems, len(distinct))
             absent = np.append(missing, True)
             faults.add(name, absent[codes], lambda row: "expected a group, got no value")
@@ -292,9 +297,9 @@ def _overflow(field: NumericalField, values: np.ndarray, row: int) -> str:
     return field.rule.overflow(values[row])
 
 
-def _bad_weight(weights: Parsed, row: int, most: str) -> str:
+def _bad_weight(weights: Parsed, row: int) -> str:
     got = "no value" if weights.missing[row] else f"{weights.values[row]}"
-    expected = (most or "that float32 has") if weights.values[row] > 0 else "of 0 or more"
+    expected = "that float32 has" if weights.values[row] > 0 else "of 0 or more"
     return f"expected a weight {expected}, got {got}"
 
 

@@ -11,14 +11,20 @@ from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.csv_cells import number_parser
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.columns import as_text, dictionary_encoded, plain_texts, utf_8
+from dlrm.data.tables.columns import as_text, bits_of, dictionary_encoded, plain_texts, utf_8
 from dlrm.data.tables.distinct import Distinct, Moments, Signal
 from dlrm.data.tables.kinds.types import is_list
 from dlrm.data.tables.lists import lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
-from dlrm.data.transform.values import are_inexact, canonical, canonical_text, is_inexact
+from dlrm.data.transform.values import (
+    FLOAT64_BITS,
+    are_inexact,
+    canonical,
+    canonical_text,
+    is_inexact,
+)
 
 MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
 NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
@@ -60,7 +66,8 @@ class Summary:
         strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
         exponents: whether the text of numbers has exponents.
-        inexact: whether numbers are floats beyond 2^53, which may stand for other integers.
+        inexact: bits of the integers that its floats have all of, if some are beyond these, and so
+            may stand for other integers; 0 if none are.
         not_utf_8: the problem of a text that is not UTF-8; None if all are.
         not_a_number, infinite: counts of numbers that are NaN, which are missing, and infinite.
         times: whether text is times in ISO 8601 only, so far.
@@ -87,7 +94,7 @@ class Summary:
         self.markers: Counter[str] = Counter()
         self.strays: dict[str, None] = {}
         self.padded, self.zoned, self.times, self.exponents = False, True, True, False
-        self.inexact = False
+        self.inexact = 0
         self.formats = TIME_FORMATS
         self.not_utf_8: str | None = None
         self.not_a_number = self.infinite = self.longest = self.empty = 0
@@ -178,7 +185,8 @@ class Summary:
             self._note_missing(codes < 0, positives)
             self.not_a_number += int(np.count_nonzero(codes < 0)) - array.null_count
             places = np.flatnonzero(counts)
-            self._add_numbers(raw.take(pa.array(places)), counts[places], of_labels[places])
+            some = raw.take(pa.array(places)), counts[places], of_labels[places]
+            self._add_numbers(*some, bits_of(array.type))
 
     def _add_texts(self, texts: list[str], counts: np.ndarray, positives: np.ndarray) -> None:
         column = canonical(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
@@ -235,7 +243,8 @@ class Summary:
         self.numbers.add(values[there], counts[there])
         present = [text for text, known in zip(texts, there.tolist(), strict=True) if known]
         self.exponents = self.exponents or any("e" in text.lower() for text in present)
-        self.inexact = self.inexact or any(map(is_inexact, present))
+        if any(map(is_inexact, present)):
+            self.inexact = FLOAT64_BITS
         self.numbers.whole = self.numbers.whole and all(
             canonical_text(text).lstrip("-").isdecimal() for text in present
         )
@@ -259,7 +268,9 @@ class Summary:
             if not self.formats:
                 return
 
-    def _add_numbers(self, array: pa.Array, counts: np.ndarray, positives: np.ndarray) -> None:
+    def _add_numbers(
+        self, array: pa.Array, counts: np.ndarray, positives: np.ndarray, bits: int
+    ) -> None:
         """Adds distinct values, of which infinite ones are counted apart."""
         if self.kind == TIMES:
             zone = getattr(array.type, "tz", None)
@@ -275,7 +286,8 @@ class Summary:
             self.numbers.whole = self.numbers.whole and whole
         elif pa.types.is_floating(array.type):
             self.exponents = self.exponents or bool((np.abs(values) >= _EXPONENT).any())
-            self.inexact = self.inexact or bool(are_inexact(values).any())
+            if are_inexact(values, bits).any():
+                self.inexact = bits
             keys = _keys_of_floats(values)
         else:
             integers = array.to_numpy(zero_copy_only=False)

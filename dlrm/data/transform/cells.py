@@ -20,6 +20,7 @@ from dlrm.data.sources.csv_cells import Parser, label_parser, number_parser
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
+    FLOAT64_BITS,
     NUMBER,
     SPELLINGS,
     TEXT,
@@ -33,7 +34,8 @@ from dlrm.data.transform.values import (
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
-_NAN = hash_texts(TextColumn.from_bytes([b"nan", b"NaN", b"NAN"]))
+NAN = ("nan", "NaN", "NAN")
+KEYS_OF_NAN = hash_texts(TextColumn.from_bytes([text.encode() for text in NAN]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -43,6 +45,7 @@ class FieldKeys:
     Args:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
+        numbers: those by which only NaN is read: as missing, if all others are numbers.
         cardinality: for the type "id", rows of the table; None is that of the field, or the most.
 
     Attributes:
@@ -55,8 +58,9 @@ class FieldKeys:
         missing_values: Collection[str],
         known: KnownTexts | None = None,
         cardinality: int | None = None,
+        numbers: KnownTexts | None = None,
     ) -> None:
-        self.field, self._known = field, known
+        self.field, self._known, self._numbers = field, known, numbers or known
         self._cardinality = cardinality or field.cardinality
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
@@ -69,11 +73,15 @@ class FieldKeys:
         elif field.type in ("integer", "id"):
             self.missing = _missing_integers(missing_values)
         else:
-            numbers, bad = read_hexadecimal(column)
-            self.missing = numbers.values[~bad & ~numbers.missing]
+            parsed, bad = read_hexadecimal(column)
+            self.missing = parsed.values[~bad & ~parsed.missing]
 
     def of_texts(
-        self, column: TextColumn, problems: dict[int, str] | None = None, kind: str = TEXT
+        self,
+        column: TextColumn,
+        problems: dict[int, str] | None = None,
+        kind: str = TEXT,
+        bits: int = FLOAT64_BITS,
     ) -> tuple[Parsed, TextColumn]:
         """Returns the keys of values, and their texts in canonical form.
 
@@ -81,20 +89,21 @@ class FieldKeys:
             column: the values' texts; surrounding blanks are ignored.
             problems: receives the problem with a text, by row; None raises the first.
             kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
+            bits: floats have all integers up to 2^bits: 24 of float32.
 
         Raises:
             RowError: the first text that is not an integer, in a field of integers, or that is a
-                float where integers beyond 2^53 are known, or nothing is.
+                float where integers beyond 2^bits are known, or nothing is.
             ValueError: typed values are of a kind that the field never had.
         """
         column = stripped(column)
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | self._are_marked(hashes)
-        form = canonical(column) if self.field.type in ("string", "integer") else column
+        form = column if self.field.type == "hexadecimal" else canonical(column)
         absent |= self._are_nan(hashes, kind)
         if form is not column:  # -999.0 where -999 is missing
             absent |= self._are_marked(hash_texts(form))
-            absent |= self._note_inexact(column, form, absent, problems)
+            absent |= self._note_inexact(column, form, absent, problems, bits)
         if (meant := self._meant(column, form, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
@@ -121,10 +130,10 @@ class FieldKeys:
 
     def _are_nan(self, hashes: np.ndarray, kind: str) -> np.ndarray:
         """Returns a mask of texts of NaN, which are no values in a field of numbers."""
-        nan = np.isin(hashes, _NAN)
+        nan = np.isin(hashes, KEYS_OF_NAN)
         if kind == NUMBER or self.field.type == "integer" or not nan.any():
             return nan
-        return nan & (self._known is not None and self._known.are_numbers)
+        return nan & (self._numbers is not None and self._numbers.are_numbers)
 
     def _note_inexact(
         self,
@@ -132,19 +141,20 @@ class FieldKeys:
         form: TextColumn,
         absent: np.ndarray,
         problems: dict[int, str] | None,
+        bits: int,
     ) -> np.ndarray:
         """Notes texts of floats that need not be the integers they mean; returns their mask."""
         bad, such_as = np.zeros(len(absent), bool), ""
-        if self.field.type == "string" and self._known is not None:
-            if self._known.inexact is None:
-                return bad
-            such_as = f" such as {self._known.inexact}, as in the training data"
         for row in np.flatnonzero((form.starts != column.starts) & ~absent).tolist():
-            if is_inexact(text := column.text(row)):
+            if is_inexact(text := column.text(row), bits):
+                if self.field.type == "string" and self._known is not None:
+                    if (known := self._known.inexact(bits)) is None:
+                        break
+                    such_as = f" such as {known}, as in the training data"
                 bad[row] = True
                 problem = (
                     f"expected integers{such_as}, got the float {text}, which need not be exact: "
-                    "above 2^53 read the column as integers or text"
+                    f"above 2^{bits} read the column as integers or text"
                 )
                 _note(problems, row, self.field.column, problem)
         return bad
@@ -182,8 +192,9 @@ class FieldKeys:
         bad = self._out_of_range(keys.view(np.int64)) | absent
         bad[list(no_integers)] = True
         for row in np.flatnonzero(bad).tolist():
-            problem = self.id_problem(None if absent[row] else column.text(row))
-            _note(problems, row, self.field.column, problem)
+            if problems is None or row not in problems:
+                problem = self.id_problem(None if absent[row] else column.text(row))
+                _note(problems, row, self.field.column, problem)
         return Parsed.present(np.where(bad, np.uint64(0), keys))
 
     def _out_of_range(self, values: np.ndarray) -> np.ndarray:
@@ -365,5 +376,4 @@ def _is_number(text: str) -> bool:
 
 def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
     booleans = {"true": "1", "false": "0"}
-    hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
-    return label_parser(hint)([booleans.get(cell.lower(), cell) for cell in cells])
+    return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])

@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ class Counts(NamedTuple):
 
     Attributes:
         keys: ascending numbers, uint32 or uint64.
-        counts: the occurrences of each, or `[keys, cells]` of the sums for each.
+        counts: the occurrences of each.
         texts: an Arrow array of the texts that the keys are hashes of; None for plain numbers.
     """
 
@@ -52,8 +51,7 @@ def merge_counts(parts: Sequence[Counts]) -> Counts:
         ValueError: two texts have one key; the message names them.
     """
     keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
-    cells = parts[0].counts.shape[1:] if parts else ()
-    counts = np.concatenate([np.empty((0, *cells), np.int64), *(part.counts for part in parts)])
+    counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
@@ -164,11 +162,6 @@ class FrequencyLimit:
         return self.by_column.get(index, self.default)
 
 
-def segment_name(index: int, segment: int = 0) -> str:
-    """Returns the part of a file's name that says which segment of which dictionary it holds."""
-    return f"{index}.{segment}" if segment else f"{index}"
-
-
 def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
     """Creates a file of a dictionary and returns it as a mapped array to fill."""
     if size == 0:
@@ -245,86 +238,25 @@ class Dictionary:
         return [self.value(id) for id in range(1, len(self) + 1)]
 
     @classmethod
-    def load(
-        cls, directory: Path, place: int, size: int, kind: str, segments: Sequence[int] = ()
-    ) -> "Dictionary":
-        """Maps the files of dictionary `place` of a transform, which is one segment by default.
+    def load(cls, directory: Path, place: int, size: int, kind: str) -> "Dictionary":
+        """Maps the files of dictionary `place` of a transform.
 
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
         if kind == "id":
             return Identity(size)
-        if len(segments) > 1:
-            parts = enumerate(segments)
-            return Segmented([_load(directory, segment_name(place, k), n, kind) for k, n in parts])
-        return _load(directory, segment_name(place), size, kind)
-
-
-def _load(directory: Path, name: str, size: int, kind: str) -> Dictionary:
-    keys = load_dictionary(directory / f"dictionary_{name}.npy", size)
-    if kind != "string":
-        return Dictionary(keys, kind=kind)
-    ends = load_array(directory / f"ends_{name}.npy", np.dtype(np.int64))
-    texts = load_array(directory / f"texts_{name}.npy", np.dtype(np.uint8))
-    if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
-        raise ValueError(
-            f"{directory / f'ends_{name}.npy'}: expected {size} ends, the last {len(texts)}, got "
-            f"{len(ends)}"
-        )
-    return Dictionary(keys, texts, ends, kind)
-
-
-class Segmented(Dictionary):
-    """A dictionary that was extended: parts with consecutive ids, each in files of its own.
-
-    Arrays over all values are made whenever they are asked for, as they need memory.
-    """
-
-    def __init__(self, segments: Sequence[Dictionary]) -> None:
-        object.__setattr__(self, "kind", segments[0].kind)
-        object.__setattr__(self, "segments", tuple(segments))
-        ends = np.cumsum([len(segment) for segment in segments]).tolist()
-        object.__setattr__(self, "_ends", ends)
-
-    segments: tuple[Dictionary, ...]
-    _ends: list[int]
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def value(self, id: int) -> str | int:
-        """Returns the value that has an id."""
-        place = bisect_left(self._ends, id)
-        return self.segments[place].value(id - (self._ends[place - 1] if place else 0))
-
-    @property
-    def keys(self) -> np.ndarray:  # type: ignore[override]
-        """Returns the keys of all values."""
-        return np.concatenate([segment.keys for segment in self.segments])
-
-    @property
-    def texts(self) -> np.ndarray | None:  # type: ignore[override]
-        """Returns the texts of all values."""
-        if (parts := [s.texts for s in self.segments if s.texts is not None]) == []:
-            return None
-        return np.concatenate(parts)
-
-    @property
-    def ends(self) -> np.ndarray | None:  # type: ignore[override]
-        """Returns the ends of all texts."""
-        parts, before = [], 0
-        for segment in self.segments:
-            if segment.ends is None or segment.texts is None:
-                return None
-            parts.append(segment.ends + before)
-            before += len(segment.texts)
-        return np.concatenate(parts)
-
-
-def segments_of(dictionary: Dictionary) -> Sequence[Dictionary]:
-    """Returns the parts of a dictionary that are in files of their own."""
-    return dictionary.segments if isinstance(dictionary, Segmented) else (dictionary,)
+        keys = load_dictionary(directory / f"dictionary_{place}.npy", size)
+        if kind != "string":
+            return cls(keys, kind=kind)
+        path = directory / f"ends_{place}.npy"
+        ends = load_array(path, np.dtype(np.int64))
+        texts = load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
+        if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
+            raise ValueError(
+                f"{path}: expected {size} ends, the last {len(texts)}, got {len(ends)}"
+            )
+        return cls(keys, texts, ends, kind)
 
 
 class Identity(Dictionary):
@@ -346,18 +278,16 @@ class Identity(Dictionary):
         return id
 
 
-def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Maps an array of a transform, of one dimension unless a shape is given.
+def load_array(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Maps an array of a transform, of one dimension.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
     """
     array = _mapped(path)
-    fits = array.ndim == 1 if shape is None else array.shape == shape
-    if not fits or array.dtype != dtype:
-        expected = "one dimension" if shape is None else f"shape {list(shape)}"
+    if array.ndim != 1 or array.dtype != dtype:
         raise ValueError(
-            f"{path}: expected {expected} of type {dtype}, got shape {list(array.shape)} of "
+            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
             f"type {array.dtype}"
         )
     return array
@@ -367,10 +297,7 @@ def arrays_of(dictionary: Dictionary, index: int) -> dict[str, np.ndarray]:
     """Returns the arrays of a dictionary, by the names of their files."""
     if isinstance(dictionary, Identity):
         return {}
-    arrays = {}
-    for k, segment in enumerate(segments_of(dictionary)):
-        name = segment_name(index, k)
-        arrays[f"dictionary_{name}.npy"] = segment.keys
-        if segment.texts is not None and segment.ends is not None:
-            arrays |= {f"texts_{name}.npy": segment.texts, f"ends_{name}.npy": segment.ends}
+    arrays = {f"dictionary_{index}.npy": dictionary.keys}
+    if dictionary.texts is not None and dictionary.ends is not None:
+        arrays |= {f"texts_{index}.npy": dictionary.texts, f"ends_{index}.npy": dictionary.ends}
     return arrays

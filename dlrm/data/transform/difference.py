@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.transform.dictionaries import Dictionary, arrays_of, segments_of
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.logs import rule_of
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 
-_ENTRIES = (
-    *("table", "embedding_dim", "max_length", "kept"),
-    *("ordered", "weights", "pooling", "target"),
-)
+_ENTRIES = ("table", "max_length", "kept", "ordered", "weights", "pooling", "target")
 _MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
 
@@ -75,15 +72,10 @@ def compare_transforms(
     raise ValueError(f"{differ}, so the same ids and numbers mean other values: {shown}. {advice}")
 
 
-def check_extends(
-    checkpoint: str | os.PathLike, dataset: str | os.PathLike, source_kind: str = "checkpoint"
-) -> str | None:
+def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
     """Checks that a dataset's transform is a checkpoint's with further values in its dictionaries.
 
     Then every id of the checkpoint means the same in the dataset, and new values have new ids.
-
-    Args:
-        source_kind: kind of `checkpoint` in its manifest; `layout.KIND` of an earlier dataset.
 
     Returns:
         A line about a transform that is missing, so that nothing could be compared; None if both or
@@ -94,7 +86,7 @@ def check_extends(
             or a file is damaged; the message names fields, ids and both values.
         FileNotFoundError: a file of a transform is missing.
     """
-    model = _load(Path(checkpoint), source_kind, "always", None)
+    model = _load(Path(checkpoint), "checkpoint", "always", None)
     here = _load(Path(dataset), layout.KIND, "always", None)
     if model is None or here is None:
         without = checkpoint if model is None else dataset
@@ -147,7 +139,6 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
         kinds = {False: "named columns", True: "fields of a log"}
         yield from _unequal("kind", kinds[model.is_log], kinds[here.is_log])
         return
-    yield from _of_encodings(model, here)
     yield from _of_schemas(model, here)
     if extended:  # the model's scores are corrected for its share
         yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
@@ -158,8 +149,7 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
         if checksums[0][number] == checksums[1][place] and len(values[0]) == len(values[1]):
             continue
         fixed = not extended or field.hash_buckets > 0
-        same = _same_segments(*values, checksums[0][number], checksums[1][place])
-        lines = list(_of_dictionaries(_name("categorical", field.column), *values, fixed, same))
+        lines = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
         if lines and extended and len(values[1]) > len(values[0]) and fixed:
             lines = [f"{lines[0]} (its hash buckets follow its dictionary, so their ids change)"]
         yield from lines
@@ -168,23 +158,6 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
 def _name(kind: str, column: str) -> str:
     """Returns the name of a field in messages; those of logs begin with their kind."""
     return column if column.startswith(f"{kind} ") else f"{kind} {column}"
-
-
-def _of_encodings(model: Transform, here: Transform) -> Iterator[str]:
-    """Yields the fields with different encodings."""
-    if not model.encoded or not here.encoded:
-        return
-    both = []
-    for side in (model, here):
-        crcs = side.checksums()[len(side.dictionaries) :]
-        pairs = zip(side.schema.encoded, crcs, strict=True)
-        both.append({field.column: (field.encodings, crc) for (_, field), crc in pairs})
-    for column in filter(both[1].__contains__, both[0]):
-        (theirs, their_checksums), (ours, our_checksums) = (encodings[column] for encodings in both)
-        kinds = [", ".join(encoding.kind for encoding in encodings) for encodings in (theirs, ours)]
-        yield from _unequal(f"encodings of {column}", *kinds)
-        if kinds[0] == kinds[1] and their_checksums != our_checksums:
-            yield f"encodings of {column}: other numbers for its values"
 
 
 def _common_fields(model: Transform, here: Transform) -> Iterator[tuple[int, int]]:
@@ -228,7 +201,7 @@ def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
     fields = [
         {
             field.column: (field, fitted)
-            for field, fitted in zip(side.schema.numerical_features, side.numerical, strict=True)
+            for field, fitted in zip(side.schema.numerical, side.numerical, strict=True)
         }
         for side in (model, here)
     ]
@@ -287,32 +260,16 @@ def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterato
         yield f"{kind} fields: " + "; ".join(f"{', '.join(n)} {of}" for n, of in pairs if n)
 
 
-def _same_segments(
-    model: Dictionary, here: Dictionary, theirs: Sequence[str], ours: Sequence[str]
-) -> int:
-    """Returns the number of values in the first segments of both with equal sizes and checksums."""
-    same = 0
-    for k, (first, second) in enumerate(zip(segments_of(model), segments_of(here), strict=False)):
-        own = slice(k * len(arrays_of(first, 0)), (k + 1) * len(arrays_of(first, 0)))
-        if len(first) != len(second) or theirs[own] != ours[own]:
-            break
-        same += len(first)
-    return same
-
-
-def _of_dictionaries(
-    field: str, model: Dictionary, here: Dictionary, fixed: bool, same: int
-) -> Iterator[str]:
+def _of_dictionaries(field: str, model: Dictionary, here: Dictionary, fixed: bool) -> Iterator[str]:
     """Yields the first ids with different values, on one line, or nothing.
 
-    Unless `fixed`, there may be more values here. The first `same` values are not compared.
+    Unless `fixed`, there may be more values here.
     """
     common, longest = sorted([len(model), len(here)])
     places: list[int] = []
-    keys = (model.keys, here.keys) if same < common else (np.empty(0), np.empty(0))
-    for begin in range(same, common, _BLOCK):
+    for begin in range(0, common, _BLOCK):
         end = min(begin + _BLOCK, common)
-        unequal = keys[0][begin:end] != keys[1][begin:end]
+        unequal = model.keys[begin:end] != here.keys[begin:end]
         places += (begin + np.flatnonzero(unequal)[:_MOST_IDS]).tolist()
         if len(places) >= _MOST_IDS:
             break

@@ -1,10 +1,11 @@
 """The entries of `schema.yaml`: fields made from maps and lists, and the reverse."""
 
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.fields import CategoricalField, Cross, Encoding, NumericalField
+from dlrm.data.transform.fields import CategoricalField, Cross, NumericalField
 from dlrm.documents import brief
 
 FIELDS: dict[str, type] = {
@@ -14,25 +15,23 @@ FIELDS: dict[str, type] = {
 }
 _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type", "separator", "kind"), (str,)),
+    **dict.fromkeys(("column", "transform", "type", "separator"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
     "format": (str, None),
     **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
     **dict.fromkeys(("thousands", "compression"), (str, None)),
     "header": (bool, None),
     **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
-    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
-    "smoothing": (float,),
-    **dict.fromkeys(("cardinality", "embedding_dim", "max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets"), (int,)),
+    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
     **dict.fromkeys(("true_values", "false_values"), (tuple,)),
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
-_NAMES |= {float: "a number"}
 # The entry of a field that is one word; None is none.
-_SHORT: dict[type, str | None] = {Cross: None, TextFormat: None, Encoding: "kind"}
+_SHORT: dict[type, str | None] = {Cross: None, TextFormat: None}
 
 
 def field_of(kind: type[_Kind], where: str, value: Any) -> _Kind:
@@ -44,7 +43,7 @@ def field_of(kind: type[_Kind], where: str, value: Any) -> _Kind:
     if not isinstance(value, dict):
         expected = f"a {short} or a map" if short else "a map with fields"
         raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
-    column = value.get("column", value.get("name", value.get("kind")))
+    column = value.get("column", value.get("name"))
     return made_of(kind, f"{where} {column}: " if isinstance(column, str) else f"{where}: ", value)
 
 
@@ -52,8 +51,9 @@ def made_of(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
     known = {entry.name: entry for entry in _entries(kind)}
     for name in values:
         if name not in known:
+            near = "".join(f"; did you mean {n}?" for n in get_close_matches(str(name), known, 1))
             raise ValueError(
-                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well"
+                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well{near}"
             )
     for name, field in known.items():
         if field.default is MISSING and name not in values:
@@ -64,8 +64,6 @@ def made_of(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
 
 def _checked(where: str, name: str, value: Any) -> Any:
     """Returns the value of an entry in its type, with numbers that YAML parsed as texts."""
-    if name == "encodings":
-        return _encodings(where, value)
     types = _TYPES.get(name)
     if types is None or (value is None and None in types) or isinstance(value, TextFormat):
         return value
@@ -78,20 +76,9 @@ def _checked(where: str, name: str, value: Any) -> Any:
         return str(value).lower()
     if expected is tuple and isinstance(value, list | tuple):
         return tuple(_checked(where, "column", item) for item in value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     if not isinstance(value, expected or object) or (expected is int and isinstance(value, bool)):
         raise ValueError(f"{where}{name}: expected {_NAMES[expected or str]}, got {brief(value)}")
     return value
-
-
-def _encodings(where: str, value: Any) -> tuple[Encoding, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where}encodings: expected a list such as [target], got {brief(value)}")
-    try:
-        return tuple(field_of(Encoding, "encodings", item) for item in value)
-    except ValueError as error:
-        raise ValueError(f"{where}{error}") from None
 
 
 def _entries(kind: Any) -> list[Field[Any]]:
@@ -105,10 +92,9 @@ def without_defaults(value: Any) -> dict[str, Any]:
         content = getattr(value, field.name)
         if content == field.default:
             continue
-        if field.name in FIELDS or field.name == "encodings":
-            entry = "kind" if field.name == "encodings" else "column"
+        if field.name in FIELDS:
             short = [without_defaults(item) for item in content]
-            entries[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
+            entries[field.name] = [m["column"] if list(m) == ["column"] else m for m in short]
         elif hasattr(content, "__dataclass_fields__"):
             entries[field.name] = without_defaults(content)
         else:

@@ -1,7 +1,6 @@
 """Fields of a schema: the label, numbers, categories and times, and those derived from others."""
 
 import itertools
-import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
@@ -14,9 +13,6 @@ from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTr
 from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
 
-COUNT, TARGET = ENCODINGS = ("count", "target")
-MAX_FOLDS = 100
-_OF_TARGET = ("folds", "smoothing")
 NUMERICAL_TYPES = ("number", "decimal")
 CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
@@ -33,46 +29,6 @@ _NO_SEPARATORS = '"\r\n\0'
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """A numerical feature with a statistic of a categorical value over the training rows.
-
-    Attributes:
-        kind: "count" is log(1 + n) for n training rows with the value. "target" is the share of
-            positive rows among them; for a training row, that among rows of the other folds.
-        name: name of the feature; None is the column, "_" and the kind.
-        folds: number of folds of the training rows, for "target".
-        smoothing: number of rows that the share of all rows counts as, for "target".
-        transform, bins: transform of the feature, as in a `NumericalField`.
-    """
-
-    kind: str
-    name: str | None = None
-    folds: int = 5
-    smoothing: float = 10.0
-    transform: str = "standardize"
-    bins: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ENCODINGS:
-            raise ValueError(
-                f"encodings: expected some of {', '.join(ENCODINGS)}, got {brief(self.kind)}"
-            )
-        where = f"encoding {self.kind}"
-        for field in fields(self):
-            given = field.name in _OF_TARGET and getattr(self, field.name) != field.default
-            if given and self.kind != TARGET:
-                raise ValueError(f"{where}: {field.name}: expected the kind target beside it")
-        if not 2 <= self.folds <= MAX_FOLDS:
-            raise ValueError(f"{where}: folds: expected 2 to {MAX_FOLDS}, got {self.folds}")
-        if not 0 <= self.smoothing < math.inf:
-            raise ValueError(f"{where}: smoothing: expected 0 or more, got {self.smoothing}")
-
-    def name_of(self, column: str) -> str:
-        """Returns `name`, or the default name with a field of this column."""
-        return self.name or f"{column}_{self.kind}"
-
-
-@dataclass(frozen=True)
 class Cross:
     """A categorical field whose values are the combinations of values of other fields.
 
@@ -84,7 +40,6 @@ class Cross:
         frequency_limit: combinations in at least this many training rows have ids of their own;
             None gives no combination its own id.
         max_ids: number of combinations with ids of their own, the most frequent ones; None is all.
-        encodings: numerical features made of the combination.
     """
 
     fields: tuple[str, ...]
@@ -92,7 +47,6 @@ class Cross:
     buckets: int = 0
     frequency_limit: int | None = None
     max_ids: int | None = None
-    encodings: tuple[Encoding, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"cross {self.column}"
@@ -222,8 +176,6 @@ class CategoricalField:
             None is a dictionary of the field's own, or that of its `table`.
         table: name of an embedding table that fields share; they share the dictionary of this name,
             too. None is a table of the field's own.
-        embedding_dim: columns of the table, at most the model's `--embedding_dim`, to which its
-            vectors are projected; None is that number.
         max_length: for a list field, with several values per row: number of values to keep; None is
             one value per row.
         keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
@@ -237,7 +189,6 @@ class CategoricalField:
         target: with "attention", the field of the candidate: another field of the same `table`,
             with one value per row.
         separator: separator of the values in CSV.
-        encodings: numerical features derived from the value.
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
         true_values, false_values: texts that mean true and false, besides `true` and `false` in
             lower case, in upper case and capitalized.
@@ -252,7 +203,6 @@ class CategoricalField:
     hash_buckets: int = 0
     dictionary: str | None = None
     table: str | None = None
-    embedding_dim: int | None = None
     max_length: int | None = None
     keep: str | None = None
     ordered: bool = True
@@ -260,7 +210,6 @@ class CategoricalField:
     pooling: str | None = None
     target: str | None = None
     separator: str = "|"
-    encodings: tuple[Encoding, ...] = ()
     missing_values: tuple[str, ...] | None = None
     true_values: tuple[str, ...] = ()
     false_values: tuple[str, ...] = ()
@@ -281,7 +230,7 @@ class CategoricalField:
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
-        for name, least in {"embedding_dim": 1, "frequency_limit": 1, "max_ids": 0}.items():
+        for name, least in {"frequency_limit": 1, "max_ids": 0}.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{where}: {name}: expected {least} or more, got {value}")
         if not 0 <= self.hash_buckets <= _MAX_BUCKETS:
@@ -290,13 +239,6 @@ class CategoricalField:
             )
         if self.max_ids == 0 and not self.hash_buckets:
             raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
-        kinds = [encoding.kind for encoding in self.encodings]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"{where}: encodings: expected each once, got {', '.join(kinds)}")
-        if kinds and self.max_length is not None:
-            raise ValueError(
-                f"{where}: encodings: expected none of a list field, got {', '.join(kinds)}"
-            )
         self._check_list(where)
 
     def _check_ids(self, where: str) -> None:

@@ -15,7 +15,7 @@ Column = Parsed | Coded | Jagged
 
 
 def single(column: Column) -> Parsed | Coded:
-    """Returns a column that has one value per row, as schemas demand of crosses and encodings."""
+    """Returns a column that has one value per row, as schemas demand of crosses."""
     assert not isinstance(column, Jagged)
     return column
 
@@ -26,16 +26,9 @@ def list_column(column: Column) -> Jagged:
     return column
 
 
-def missing_features(
-    numerical: Sequence[Parsed], categorical: Sequence[Column], num_numerical: int
-) -> np.ndarray:
-    """Returns a mask of features with no value, or an empty list, bool `[features, rows]`.
-
-    Numerical features without a column are encodings, which are never missing.
-    """
-    absent, of_tables = ([c.missing for c in columns] for columns in (numerical, categorical))
-    present = [np.zeros_like(missing) for missing in [*absent, *of_tables][:1]]
-    return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
+def missing_features(numerical: Sequence[Parsed], categorical: Sequence[Column]) -> np.ndarray:
+    """Returns a mask of features with no value, or an empty list, bool `[features, rows]`."""
+    return np.array([column.missing for column in (*numerical, *categorical)])
 
 
 def in_list(place: int, problem: str) -> str:

@@ -1,7 +1,7 @@
 """Lookups: the ids of a dictionary's numbers, found by a hash."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,6 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import segment_name
 from dlrm.mapped_files import map_file
 
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
@@ -22,14 +21,6 @@ _ENTRIES_AT_ONCE = 1 << 20
 def spread(keys: np.ndarray) -> np.ndarray:
     """Returns evenly distributed 64-bit hashes of numbers; the mapping is one-to-one."""
     return keys.astype(np.uint64) * _HASH_FACTOR
-
-
-_INVERSE_FACTOR = np.uint64(pow(int(_HASH_FACTOR), -1, 1 << 64))
-
-
-def unspread(hashes: np.ndarray) -> np.ndarray:
-    """Returns the numbers that have hashes of `spread`."""
-    return hashes * _INVERSE_FACTOR
 
 
 class _Arrays(NamedTuple):
@@ -57,7 +48,7 @@ class IdLookup(_Arrays):
         return cls(hashes, ids, lookup_directory(hashes))
 
     @classmethod
-    def load(cls, directory: str | os.PathLike, index: int | str, id_dtype: np.dtype) -> "IdLookup":
+    def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
         """Maps the three arrays of a column from a directory; see `paths`."""
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(
@@ -68,14 +59,9 @@ class IdLookup(_Arrays):
         )
 
     @staticmethod
-    def paths(directory: str | os.PathLike, index: int | str) -> list[Path]:
+    def paths(directory: str | os.PathLike, index: int) -> list[Path]:
         """Returns the files of a column: hashes, ids and directory, without headers."""
         return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
-
-    @property
-    def whole(self) -> "IdLookup":
-        """Returns the lookup of all segments in one, which this is."""
-        return self
 
     @cached_property
     def _table(self) -> native.Tables:
@@ -96,51 +82,6 @@ class IdLookup(_Arrays):
         np.minimum(places, len(self.hashes) - 1, out=places)
         known = (self.hashes[places] == hashes) & ~missing
         return np.where(known, self.ids[places], self.ids.dtype.type(0))
-
-
-class SegmentLookup:
-    """Ids of the numbers of a dictionary of several segments, with a lookup for each.
-
-    Args:
-        lookups: lookups of the segments, whose ids are those of the whole dictionary.
-    """
-
-    def __init__(self, lookups: Sequence[IdLookup]) -> None:
-        self._lookups = lookups
-
-    def __call__(self, numbers: Parsed) -> np.ndarray:
-        """Returns the ids of a column; 0 for a number that is missing or has no id."""
-        ids = np.zeros(len(numbers.values), self._lookups[-1].ids.dtype)
-        left = np.flatnonzero(~numbers.missing)
-        for lookup in self._lookups:
-            if not len(left):
-                break
-            found = lookup(Parsed.present(numbers.values[left]))
-            ids[left] = found
-            left = left[found == 0]
-        return ids
-
-    @cached_property
-    def whole(self) -> IdLookup:
-        """Returns the lookup of all segments in one."""
-        hashes = np.concatenate([lookup.hashes for lookup in self._lookups])
-        dtype = self._lookups[-1].ids.dtype
-        ids = np.concatenate([lookup.ids.astype(dtype) for lookup in self._lookups])
-        order = np.argsort(hashes)
-        hashes = hashes[order]
-        return IdLookup(hashes, ids[order], lookup_directory(hashes))
-
-
-def lookup_in(
-    directory: str | os.PathLike, index: int, sizes: Sequence[int]
-) -> IdLookup | SegmentLookup:
-    """Maps the lookup of a dictionary with segments of these sizes; see `IdLookup.load`."""
-    ends = np.cumsum(sizes).tolist()
-    lookups = [
-        IdLookup.load(directory, segment_name(index, k), layout.id_dtype(end + 1))
-        for k, end in enumerate(ends)
-    ]
-    return lookups[0] if len(lookups) == 1 else SegmentLookup(lookups)
 
 
 def lookup_directory(hashes: np.ndarray) -> np.ndarray:

@@ -95,18 +95,6 @@ class Sums:
         total = _exact_sum(squares) + _exact_sum(rest)
         return cls(len(values), least, greatest, _exact_sum(values), total)
 
-    @classmethod
-    def repeated(cls, values: np.ndarray, counts: np.ndarray) -> "Sums":
-        """Sums finite float64 numbers, each repeated as often as its count says."""
-        total = cls()
-        for bit in range(int(counts.max(initial=0)).bit_length()):
-            sums = cls.from_values(values[(counts >> bit) & 1 == 1])
-            sums.count, sums.values, sums.squares = (
-                number << bit for number in (sums.count, sums.values, sums.squares)
-            )
-            total += sums
-        return total
-
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(
             self.count + other.count,

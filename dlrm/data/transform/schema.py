@@ -13,9 +13,7 @@
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
       - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
-      - {column: city, embedding_dim: 8}           # 8 columns, projected to the model's
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
-      - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
       - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
     crosses:
       - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
@@ -33,7 +31,7 @@ Criteo's logs need no file: `--schema criteo` is built in.
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,6 @@ from typing import Any
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.entries import FIELDS, field_of, format_of, made_of, without_defaults
 from dlrm.data.transform.fields import (
-    TARGET,
     CategoricalField,
     Cross,
     Label,
@@ -92,7 +89,7 @@ class Schema:
     def __post_init__(self) -> None:
         if not self.numerical and not self.categorical:
             raise ValueError("numerical, categorical: expected one field or more, got none")
-        check_features("number of numerical fields:", len(self.numerical_features))
+        check_features("number of numerical fields:", len(self.numerical))
         check_features("number of categorical fields:", len(self.categorical_features))
         self._check_columns()
         if repeated := _repeated(self.groups):
@@ -115,7 +112,7 @@ class Schema:
         repeated = {*_repeated([*numerical, *lists]), *_repeated([*single, *lists])}
         if repeated:
             raise ValueError(f"columns used twice: {', '.join(sorted(repeated))}")
-        for field, name in zip(self.numerical, self.numerical_names, strict=False):
+        for field, name in zip(self.numerical, self.numerical_names, strict=True):
             if name != field.column and name in self.columns:
                 raise ValueError(
                     f"columns used twice: {field.column}, whose number would be called {name}, "
@@ -133,23 +130,20 @@ class Schema:
                         f"cross {cross.column}: fields: expected categorical fields with one value "
                         f"a row, got {got}"
                     )
-        taken = [*self.columns, *self.numerical_names[: len(self.numerical)]]
-        made = [(f"cross {cross.column}", cross.column) for cross in self.crosses]
-        for _, field in self.encoded:
-            names = [encoding.name_of(field.column) for encoding in field.encodings]
-            made += [(f"encoding of {field.column}", name) for name in names]
-        for what, name in made:
+        taken = [*self.columns, *self.numerical_names]
+        for name in (cross.column for cross in self.crosses):
             if name in taken:
                 raise ValueError(
-                    f"{what}: name: expected one that no other column or field has, got {name}"
+                    f"cross {name}: name: expected one that no other column or field has, got "
+                    f"{name}"
                 )
             taken.append(name)
 
     def _shown(self, name: str) -> str:
-        """Describes a column that a cross or an encoding cannot use."""
+        """Describes a column that a cross cannot use."""
         if name == self.label.column:
             return f"the label {name}"
-        numerical = {field.column for field in self.numerical_features}
+        numerical = {field.column for field in self.numerical}
         return f"numerical field {name}" if name in numerical else brief(name)
 
     def _check_shared(self) -> None:
@@ -157,7 +151,6 @@ class Schema:
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
             names = ["type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"]
-            names += ["embedding_dim"] if first.table is not None else []
             for field in fields_of[1:]:
                 for name in names:
                     ours, theirs = getattr(field, name), getattr(first, name)
@@ -223,41 +216,20 @@ class Schema:
         return self.missing_values if field.missing_values is None else field.missing_values
 
     @property
-    def numerical_features(self) -> tuple[NumericalField, ...]:
-        """Returns the model's numerical inputs: the fields, then the encodings."""
-        return self.numerical + tuple(
-            NumericalField(encoding.name_of(field.column), encoding.transform, encoding.bins)
-            for _, field in self.encoded
-            for encoding in field.encodings
-        )
-
-    @property
-    def encoded(self) -> list[tuple[int, CategoricalField]]:
-        """Returns the categorical features with encodings, each with its index among all."""
-        features = enumerate(self.categorical_features)
-        return [(place, field) for place, field in features if field.encodings]
-
-    @property
-    def weighs_targets(self) -> bool:
-        """Returns whether sample weights are summed for targets."""
-        kinds = [encoding.kind for _, field in self.encoded for encoding in field.encodings]
-        return self.weight is not None and TARGET in kinds
-
-    @property
     def categorical_features(self) -> tuple[CategoricalField, ...]:
         """Returns the model's categorical inputs, a table each: the fields, then the crosses."""
         return self.categorical + tuple(map(_field_of_cross, self.crosses))
 
     @property
     def numerical_names(self) -> list[str]:
-        """Returns the names of `numerical_features`, each unique in a dataset.
+        """Returns the names of the numerical features, each unique in a dataset.
 
         The number of a column that is categorical too is called `<column>_number`.
         """
         both = {field.column for field in self.categorical}
         return [
             f"{field.column}_number" if field.column in both else field.column
-            for field in self.numerical_features
+            for field in self.numerical
         ]
 
     @property
@@ -304,12 +276,6 @@ class Schema:
         """Returns the categorical features whose table others have, too, with the table's name."""
         named = {f.column: f.table for f in self.categorical if f.table is not None}
         return {name: table for name, table in named.items() if [*named.values()].count(table) > 1}
-
-    @property
-    def embedding_dims(self) -> dict[str, int]:
-        """Returns the columns of tables by categorical feature, where the schema says them."""
-        said = {field.column: field.embedding_dim for field in self.categorical}
-        return {name: dim for name, dim in said.items() if dim is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
@@ -420,11 +386,9 @@ def _field_of_cross(cross: Cross) -> CategoricalField:
     Its type selects how values are counted, as `counted_columns` does.
     """
     if cross.frequency_limit is None:
-        field = CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
-    else:
-        limits = cross.frequency_limit, cross.max_ids
-        field = CategoricalField(cross.column, "string", *limits, cross.buckets)
-    return replace(field, encodings=cross.encodings)
+        return CategoricalField(cross.column, "integer", max_ids=0, hash_buckets=cross.buckets)
+    limits = cross.frequency_limit, cross.max_ids
+    return CategoricalField(cross.column, "string", *limits, cross.buckets)
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

@@ -25,19 +25,15 @@ from dlrm.data.transform.dictionaries import (
     FrequencyLimit,
     arrays_of,
     checksum,
-    segments_of,
 )
-from dlrm.data.transform.encodings import Encoded
-from dlrm.data.transform.lists import Column, bags_of, lists_of_texts, single
+from dlrm.data.transform.lists import Column, bags_of, lists_of_texts
 from dlrm.data.transform.logs import is_log, log_schema
-from dlrm.data.transform.lookup import IdLookup, SegmentLookup, lookup_in, spread
+from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.rows import cross_columns
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBER, TEXT, KnownTexts
 from dlrm.files import write_array
-
-_GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
 
 
 class Transformed(NamedTuple):
@@ -61,10 +57,8 @@ class Transform:
         columns: names of all columns of the CSV that it was fitted to; none for other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
-        encoded: encodings of each field, in the order of `schema.encoded`.
-        crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
+        crcs: checksums of each dictionary in files; none if they are unknown.
         directory: the directory of these files; None if it was not loaded.
-        increment: its place in a chain of days; None if it is in none.
 
     Attributes:
         is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
@@ -81,19 +75,16 @@ class Transform:
         negatives: Sequence[str] | None = None,
         columns: Sequence[str] = (),
         keep_negatives: float = 1.0,
-        encoded: Sequence[Encoded] = (),
         crcs: Sequence[Sequence[str]] = (),
         directory: Path | None = None,
-        increment: stored.Increment | None = None,
     ) -> None:
-        self.increment = increment
         self.kinds = tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
         self.is_log = is_log(schema) and keep_negatives == 1
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
         self.columns = tuple(columns)
-        self.keep_negatives, self.encoded = keep_negatives, list(encoded)
+        self.keep_negatives = keep_negatives
         places = {
             field.column: place
             for place, fields in enumerate(schema.dictionaries().values())
@@ -105,7 +96,7 @@ class Transform:
             1 + len(self.dictionaries[place]) + field.hash_buckets
             for place, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
-        self._lookups: list[IdLookup | SegmentLookup | None] = [None] * len(self.dictionaries)
+        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
@@ -157,21 +148,14 @@ class Transform:
         stored.save(Path(directory), self, self.checksums())
 
     def checksums(self) -> list[list[str]]:
-        """Returns the checksums of each dictionary, then encodings; does not read saved files."""
+        """Returns the checksums of each dictionary; does not read saved files."""
         return self._crcs or [
             [checksum(array) for array in arrays.values()] for arrays in self._arrays()
         ]
 
     def _arrays(self) -> list[dict[str, np.ndarray]]:
-        """Returns the arrays of each dictionary, then of each field with encodings, by file."""
-        return [self._arrays_at(i) for i in range(len(self.dictionaries) + len(self.encoded))]
-
-    def _arrays_at(self, place: int) -> dict[str, np.ndarray]:
-        """Returns the arrays of a dictionary or a field with encodings, by file; see `check`."""
-        i = place - len(self.dictionaries)
-        if i < 0:
-            return arrays_of(self.dictionaries[place], place)
-        return {f"{name}_{i}.npy": array for name, array in self.encoded[i].arrays.items()}
+        """Returns the arrays of each dictionary, by file."""
+        return [arrays_of(dictionary, i) for i, dictionary in enumerate(self.dictionaries)]
 
     @property
     def num_numerical(self) -> int:
@@ -214,7 +198,6 @@ class Transform:
         numerical: Sequence[Parsed],
         categorical: Sequence[Column],
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
-        hashes: np.ndarray | None = None,
     ) -> Transformed:
         """Transforms rows whose fields are already numbers and keys.
 
@@ -222,7 +205,6 @@ class Transform:
             numerical: float64 columns.
             categorical: keys, indices into keys, or lists of these, followed by those of crosses.
             dtype: dtype of the numericals.
-            hashes: hashes of training rows, which select their folds; None for other rows.
 
         Raises:
             RowError: a numerical is too large for float16, or a list is too long.
@@ -230,15 +212,10 @@ class Transform:
         rows = [*numerical, *categorical][0].rows
         numbers = np.empty((rows, self.num_numerical), dtype)
         clamped = 0
-        encodings = self._encodings(categorical, hashes)
-        columns, first = [*numerical, *encodings], len(numerical)
-        fields = zip(self.schema.numerical_features, self.numerical, columns, strict=True)
+        fields = zip(self.schema.numerical, self.numerical, numerical, strict=True)
         for i, (field, fitted, column) in enumerate(fields):
             numbers[:, i], more = field.rule.apply(column, fitted, dtype)
             clamped += more
-            if i >= first:
-                np.clip(numbers[:, i], -_GREATEST, _GREATEST, out=numbers[:, i])
-                continue
             finite = np.isfinite(numbers[:, i])
             if not finite.all():
                 row = int(finite.argmin())
@@ -248,15 +225,6 @@ class Transform:
             for i, column in enumerate(categorical)
         ]
         return Transformed(numbers, ids, clamped)
-
-    def _encodings(self, categorical: Sequence[Column], hashes: np.ndarray | None) -> list[Parsed]:
-        """Returns the values of the encodings, before the transforms of numerical fields."""
-        columns: list[Parsed] = []
-        for place, (index, field) in enumerate(self.schema.encoded):
-            self.check(len(self.dictionaries) + place)
-            numbers = self.encoded[place](field.encodings, single(categorical[index]), hashes)
-            columns += map(Parsed.present, numbers)
-        return columns
 
     def _bags(self, index: int, column: Jagged) -> Jagged:
         return bags_of(self.fields[index], self.encode(index, column.values), column)
@@ -288,7 +256,7 @@ class Transform:
             return f"(bucket {id - len(dictionary) - 1})"
         return str(dictionary.value(id))
 
-    def lookup(self, place: int) -> IdLookup | SegmentLookup:
+    def lookup(self, place: int) -> IdLookup:
         """Returns the lookup of a dictionary, made on first use."""
         lookup = self._lookups[place]
         if lookup is None:
@@ -306,16 +274,11 @@ class Transform:
                 self.lookup(place)
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
-        """Loads lookups from files, so that processes share them; see `IdLookup.load`.
-
-        It loads the encodings of training rows as well.
-        """
+        """Loads lookups from files, so that processes share them; see `IdLookup.load`."""
         self._lookups = [
-            None if d.kind == "id" else lookup_in(directory, i, list(map(len, segments_of(d))))
+            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
             for i, d in enumerate(self.dictionaries)
         ]
-        for place, encoded in enumerate(self.encoded):
-            encoded.use_lookup(directory, len(self.dictionaries) + place, place)
 
     def of_fields(self, fields: TextColumn) -> tuple[np.ndarray, np.ndarray]:
         """Transforms rows of logs, in few operations for any number of columns.
@@ -347,7 +310,7 @@ class Transform:
     @cached_property
     def _tables(self) -> native.Tables:
         """Returns the lookup of each field, in the form of the native code."""
-        return native.Tables([self.lookup(place).whole for place in self.dictionary_of])
+        return native.Tables([self.lookup(place) for place in self.dictionary_of])
 
     def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.
@@ -401,16 +364,21 @@ class Transform:
         """Returns the keys of each of the schema's categorical fields."""
         made = []
         for place, field in enumerate(self.schema.categorical):
-            known = None
-            if field.type == "string":
-                dictionary = self.dictionaries[self.dictionary_of[place]]
-                known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
+            known = self.known_texts(place)
             rows = self.cardinalities[place] if field.type == "id" else None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, rows))
             if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])
         return made
+
+    def known_texts(self, place: int) -> KnownTexts | None:
+        """Returns the texts of a categorical field of the schema; None if it has none."""
+        field = self.schema.categorical[place]
+        if field.type != "string":
+            return None
+        dictionary = self.dictionaries[self.dictionary_of[place]]
+        return KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
 
     def _check_markers(self, place: int, keys: FieldKeys) -> None:
         """Raises ValueError if a field has a value with an id that means "missing"."""
@@ -439,7 +407,7 @@ class Transform:
         """Compares a dictionary with its checksums; called before its first use.
 
         Args:
-            place: index of the dictionary; the fields with encodings follow the dictionaries.
+            place: index of the dictionary.
 
         Raises:
             ValueError: it has changed since it was saved; the message names its file.
@@ -447,7 +415,7 @@ class Transform:
         if not self._crcs or place in self._checked:
             return
         for (name, array), crc in zip(
-            self._arrays_at(place).items(), self._crcs[place], strict=True
+            arrays_of(self.dictionaries[place], place).items(), self._crcs[place], strict=True
         ):
             if (actual := checksum(array)) != crc:
                 path = Path(self.directory or "", name)

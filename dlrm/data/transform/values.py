@@ -39,11 +39,13 @@ _PERIOD = re.compile(
 )
 _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+NUMBER_OR_NAN = re.compile(rf"(?:{_NUMBER.pattern}|(?i:nan))", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
 _LONGEST_NUMBER = 25  # characters of a number with an exponent
 _MOST_WHOLE = 1 << 64  # whole numbers below it are written without an exponent
-MOST_EXACT = 1 << 53  # beyond it float64 has not every whole number
+FLOAT64_BITS = 53  # beyond 2^53 float64 has not every whole number
+MOST_EXACT = 1 << FLOAT64_BITS
 _MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
 _MOST_WRITTEN = 1 << 20  # texts of a dictionary that are compared as numbers
 
@@ -207,16 +209,16 @@ def number_text(text: str) -> str:
     return plain
 
 
-def are_inexact(values: np.ndarray) -> np.ndarray:
-    """Returns a mask of floats that may stand for other integers of 64 bits: from 2^53 to 2^64."""
-    return (np.abs(values) >= MOST_EXACT) & (np.abs(values) < _MOST_WHOLE)
+def are_inexact(values: np.ndarray, bits: int) -> np.ndarray:
+    """Returns a mask of floats that may stand for other integers: from 2^bits to 2^64."""
+    return (np.abs(values) >= 1 << bits) & (np.abs(values) < _MOST_WHOLE)
 
 
-def is_inexact(text: str) -> bool:
+def is_inexact(text: str, bits: int = FLOAT64_BITS) -> bool:
     """Returns whether a text is that of a float in `are_inexact`, which canonical text hides."""
     if _WHOLE.fullmatch(text) is None and _EXPONENT.fullmatch(text) is None:
         return False
-    return MOST_EXACT <= abs(float(text)) < _MOST_WHOLE
+    return 1 << bits <= abs(float(text)) < _MOST_WHOLE
 
 
 def _zone_of(text: str) -> str | None:
@@ -243,6 +245,7 @@ class KnownTexts:
 
     def __init__(self, column: str, dictionary: Dictionary, typed: bool) -> None:
         self.column, self._dictionary, self._typed = column, dictionary, typed
+        self._inexact: dict[int, str | None] = {}
 
     def match(self, column: TextColumn, present: np.ndarray, kind: str) -> TextColumn:
         """Returns texts of values as the texts that the field had for them.
@@ -288,8 +291,7 @@ class KnownTexts:
     @cached_property
     def are_numbers(self) -> bool:
         """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
-        others = (text for text in self._every if text.lower() != "nan")
-        return self._typed or (bool(self._seen) and all(map(_NUMBER.fullmatch, others)))
+        return self._typed or (bool(self._seen) and all(map(NUMBER_OR_NAN.fullmatch, self._every)))
 
     @property
     def _every(self) -> Iterator[str]:
@@ -301,15 +303,15 @@ class KnownTexts:
     def _seen(self) -> list[str]:
         return list(itertools.islice(self._every, _MOST_SEEN))
 
-    def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[str]:
-        """Returns the texts that a function of the first bytes and lengths selects."""
+    def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Iterator[str]:
+        """Yields the texts that a function of the first bytes and lengths selects."""
         dictionary = self._dictionary
         if dictionary.texts is None or dictionary.ends is None or not len(dictionary.texts):
-            return []
+            return iter(())
         starts = np.concatenate([[0], dictionary.ends[:-1]])
         first = dictionary.texts[np.minimum(starts, len(dictionary.texts) - 1)]
         places = np.flatnonzero(chosen(first, dictionary.ends - starts)).tolist()
-        return [str(dictionary.value(place + 1)) for place in places]
+        return (str(dictionary.value(place + 1)) for place in places)
 
     @cached_property
     def _padded(self) -> str | None:
@@ -317,12 +319,15 @@ class KnownTexts:
         texts = self._texts_where(lambda first, lengths: (first == ord("0")) & (lengths > 1))
         return next(filter(str.isdecimal, texts), None)
 
-    @cached_property
-    def inexact(self) -> str | None:
-        """Returns the first text of an integer that float64 does not have."""
-        texts = self._texts_where(lambda first, lengths: (lengths > 15) & (lengths < 21))
-        integers = filter(re.compile(r"-?\d+", re.ASCII).fullmatch, texts)
-        return next((text for text in integers if int(float(text)) != int(text)), None)
+    def inexact(self, bits: int) -> str | None:
+        """Returns the first text of an integer that floats with so many bits do not have."""
+        if bits not in self._inexact:
+            least = len(str(1 << bits))
+            texts = self._texts_where(lambda first, lengths: (lengths >= least) & (lengths < 21))
+            integers = filter(re.compile(r"-?\d+", re.ASCII).fullmatch, texts)
+            rest = (text for text in integers if _is_rounded(int(text), bits))
+            self._inexact[bits] = next(rest, None)
+        return self._inexact[bits]
 
     @cached_property
     def _written(self) -> dict[str, list[str]]:
@@ -374,6 +379,10 @@ class KnownTexts:
             f"column {self.column!r}: expected values such as {padded or seen[0]!r}, as in the "
             f"training data, got the {kind} {got}{hint}"
         )
+
+
+def _is_rounded(integer: int, bits: int) -> bool:
+    return integer % (1 << max(integer.bit_length() - bits, 0)) != 0
 
 
 _POINT = ord(".")

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from dlrm.limits import check_processes
 from dlrm.settings import check_settings, setting
 
-DATA_FORMATS = ("auto", "shards", "hdf5", "popart")
 TEXT_FORMATS = ("sentences", "wikitext")
-INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
-OUTPUT_FORMATS = ("shards", "hdf5")
 MAX_LENGTH = (1 << 16) - 1
 NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 
@@ -58,17 +55,12 @@ class PretrainingTextConfig(VocabularyConfig, RowConfig):
     )
     input_format: str = setting(
         "sentences",
-        "format of the source: text; or prepared rows of these lengths, NVIDIA's and Habana's hdf5 "
-        "or Graphcore's popart",
-        choices=INPUT_FORMATS,
-    )
-    output_format: str = setting(
-        "shards", "shards: for this program; hdf5: for NVIDIA's", choices=OUTPUT_FORMATS
+        "format of the source: a sentence a line and blank lines between documents, or WikiText's "
+        "paragraphs and headings",
+        choices=TEXT_FORMATS,
     )
     num_shards: int | None = setting(
-        None,
-        "number of files to write; default: one per 262,144 rows, or one per file of prepared rows",
-        least=1,
+        None, "number of files to write; default: one per 262,144 rows", least=1
     )
     processes: int = setting(1, "number of processes, which does not change the bytes", least=1)
 
@@ -77,13 +69,3 @@ class PretrainingTextConfig(VocabularyConfig, RowConfig):
         if not self.vocab_file:
             raise ValueError("--vocab_file: expected the file of the vocabulary, got none")
         check_processes("--processes", self.processes)
-        if self.num_shards and not self.is_text:
-            raise ValueError(
-                f"--num_shards: expected none with --input_format {self.input_format}, which has "
-                f"a shard for each file, got {self.num_shards}"
-            )
-
-    @property
-    def is_text(self) -> bool:
-        """Returns whether the input is text."""
-        return self.input_format in TEXT_FORMATS

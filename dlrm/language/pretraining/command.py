@@ -1,4 +1,4 @@
-"""Turns raw text into a dataset for BERT's pre-training, which training maps into memory.
+"""Turns raw text into a dataset for BERT's pre-training, in NVIDIA's HDF5.
 
     dlrm prepare-text --source TEXT --vocab_file vocab.txt --output DATASET
 
@@ -6,8 +6,6 @@ TEXT is one or more files, plain or .gz, or directories of files. Each line is a
 lines separate documents; --input_format wikitext reads WikiText's paragraphs and headings instead.
 Rows are [CLS] A [SEP] B [SEP], where B follows A or, in half of them, is from another document. 15
 % of the tokens are masked, differently in each of --dupe_factor repetitions.
-
---input_format hdf5 and popart convert rows prepared by NVIDIA's, Habana's or Graphcore's programs.
 
 Any number of --processes writes the same bytes. The dataset appears when it is complete; an earlier
 one is replaced.
@@ -47,20 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(values: Values) -> None:
     from dlrm.language.pretraining.report import Bars, summary_text
-    from dlrm.language.pretraining.writer import write_shards
+    from dlrm.language.pretraining.writer import write_dataset
 
     processes = values["processes"] or len(os.sched_getaffinity(0))
     started, config = time.monotonic(), values.config(PretrainingTextConfig, processes=processes)
     if config.processes > 1:  # each process uses one core
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with closing(Bars()) as bars:
-        summary = write_shards(config, list(values["source"]), values["output"], bars)
+        summary = write_dataset(config, list(values["source"]), values["output"], bars)
     print(summary_text(summary, time.monotonic() - started))
     print(f"{values['output']}: complete")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -1,43 +1,26 @@
-"""Prepared rows for masked language models and next-sentence prediction, from any known format."""
+"""Prepared rows for masked language models and next-sentence prediction."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dlrm.data.verification import Verifier
-from dlrm.files import within
-from dlrm.language.data.config import DATA_FORMATS
-from dlrm.language.data.layout import KIND, LABEL, LENGTH, NUM_MASKED, SECOND, Shard, open_shards
+from dlrm.files import MANIFEST, within
 from dlrm.language.data.loader import NO_TOKEN, TextBatch
-from dlrm.language.pretraining.formats import PopartShard, is_hdf5, open_hdf5, open_popart
+from dlrm.language.pretraining.hdf5 import KIND, LABEL, LENGTH, NUM_MASKED, SECOND, File, open_hdf5
+from dlrm.manifest import read_manifest
 
-_HDF5_SUFFIXES = (".hdf5", ".h5")
+_SUFFIXES = (".hdf5", ".h5")
 _BLOCK = 1 << 16
 
 PathOrPaths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class _Part(NamedTuple):
-    """Rows of one file, all of the same sizes."""
-
-    shard: Shard | PopartShard
-    length: int
-    predictions: int
-
-    def tokens(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, positions of masked tokens, and these tokens."""
-        tokens = self.shard.read(rows)
-        end = self.length + self.predictions
-        return tokens[:, : self.length], tokens[:, self.length : end], tokens[:, end:]
-
-
 def open_pretraining(
     path_or_paths: PathOrPaths,
-    data_format: str = "auto",
     max_seq_length: int | None = None,
     max_predictions: int | None = None,
     pad_to_seq_length: bool = False,
@@ -47,110 +30,66 @@ def open_pretraining(
     verify_data: str = "first",
     allow_links: bool = False,
 ) -> "PretrainingDataset":
-    """Opens pre-training rows.
+    """Opens pre-training rows, which are read into memory.
 
     Args:
-        path_or_paths: a dataset that `write_shards` wrote, an HDF5 file or a PopART file; a folder
-            of such files; or several of them.
-        data_format: "shards" (ours), "hdf5" (NVIDIA's and Gaudi's), "popart" (Graphcore's binary
-            records), or "auto": one of the first two. HDF5 files are read into memory.
-        max_seq_length: tokens per row; None: those of the first file. PopART's files do not state
-            it.
-        max_predictions: maximum masked tokens per row; None: that of the first file. PopART's files
-            do not state it.
+        path_or_paths: an HDF5 file, a folder of such files, or several of them.
+        max_seq_length: tokens per row; None: those of the first file.
+        max_predictions: maximum masked tokens per row; None: that of the first file.
         pad_to_seq_length: whether to pad rows of fewer tokens and predictions to these.
         vocab_size: vocabulary size of the model; None: that of the dataset, if known.
         unknown_id: id that replaces tokens outside the vocabulary, which then are never predicted,
             as for Graphcore's models with a smaller vocabulary; None: they are errors.
-        verify_data: whether and when to compare our files with their checksums; see `Verifier`.
+        verify_data: whether and when to compare files with their checksums; see `Verifier`.
         allow_links: whether files of a folder may be symbolic links out of it.
 
     Raises:
-        FileNotFoundError: a file or a manifest is missing.
-        ValueError: a file is damaged or has other sizes, and the message names it; or h5py, for
-            HDF5, is not installed. `read` finds tokens outside the vocabulary.
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged or has other sizes, and the message names it; or h5py is not
+            installed. `read` finds tokens outside the vocabulary.
     """
-    if data_format not in DATA_FORMATS:
-        raise ValueError(
-            f"--data_format: expected one of {', '.join(DATA_FORMATS)}, got {data_format!r}"
-        )
     given = [path_or_paths] if isinstance(path_or_paths, str | os.PathLike) else path_or_paths
     if not given:
         raise ValueError("--data_dir: expected at least one path, got none")
-    parts: list[_Part] = []
-    vocab_sizes = []
+    files: list[File] = []
     for path in map(Path, given):
-        kind = _format_of(path) if data_format == "auto" else data_format
-        shards, known = _open(path, kind, max_seq_length, max_predictions, verify_data, allow_links)
-        parts += shards
-        vocab_sizes += known
-    if vocab_size is None and vocab_sizes and len(vocab_sizes) == len(given):
-        vocab_size = max(vocab_sizes)
+        names = _files(path, allow_links)
+        Verifier(names[0].parent, KIND, verify_data, allow_links).check(names)
+        files += map(open_hdf5, names)
+    sizes = [known_vocab_size(path) for path in given]
+    if vocab_size is None and all(sizes):
+        vocab_size = max(size for size in sizes if size)
     return PretrainingDataset(
-        parts,
-        max_seq_length or parts[0].length,
-        max_predictions or parts[0].predictions,
+        files,
+        max_seq_length or files[0].length,
+        max_predictions or files[0].predictions,
         pad_to_seq_length,
         vocab_size=vocab_size,
         unknown_id=unknown_id,
     )
 
 
-def _open(
-    path: Path,
-    kind: str,
-    max_seq_length: int | None,
-    max_predictions: int | None,
-    verify_data: str,
-    allow_links: bool,
-) -> tuple[list[_Part], list[int]]:
-    """Returns the parts of a path, and its vocabulary's size if known."""
-    if kind == "shards":
-        manifest, shards = open_shards(
-            path, Verifier(path, KIND, verify_data, allow_links), allow_links
-        )
-        sizes = manifest["max_seq_length"], manifest["max_predictions"]
-        return [_Part(shard, *sizes) for shard in shards], [manifest["vocab_size"]]
-    if kind == "hdf5":
-        files = _files(path, allow_links, _HDF5_SUFFIXES)
-        Verifier(files[0].parent, KIND, verify_data, allow_links).check(files)
-        return [_Part(*open_hdf5(file)) for file in files], []
-    if max_seq_length is None or max_predictions is None:
+def known_vocab_size(path: str | os.PathLike) -> int | None:
+    """Returns the vocabulary size of a dataset of `write_dataset`; None for other files."""
+    if not Path(path, MANIFEST).is_file():
+        return None
+    size = read_manifest(Path(path), KIND, allow_links=True).get("vocab_size")
+    if type(size) is not int or size < 1:
         raise ValueError(
-            f"{path}: PopART's records do not say their sizes: expected --max_seq_length "
-            f"and --max_predictions_per_seq, got {max_seq_length} and {max_predictions}"
+            f"{Path(path, MANIFEST)}: vocab_size: expected a positive number, got {size!r:.40}"
         )
-    sizes = max_seq_length, max_predictions
-    return [_Part(open_popart(file, *sizes), *sizes) for file in _files(path, allow_links)], []
+    return size
 
 
-def _format_of(path: Path) -> str:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or directory")
-    if path.is_dir():
-        return "hdf5" if _in_folder(path, _HDF5_SUFFIXES) else "shards"
-    if is_hdf5(path):
-        return "hdf5"
-    raise ValueError(
-        f"{path}: expected an HDF5 file or a directory, got another file; --data_format popart "
-        "reads PopART's records"
-    )
-
-
-def _files(path: Path, allow_links: bool, suffixes: tuple[str, ...] | None = None) -> list[Path]:
+def _files(path: Path, allow_links: bool) -> list[Path]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or directory")
     if not path.is_dir():
         return [path]
-    if not (files := _in_folder(path, suffixes)):
-        wanted = "files" if suffixes is None else " or ".join(f"*{end}" for end in suffixes)
-        raise FileNotFoundError(f"{path}: expected {wanted}, found none")
+    files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+    if not files:
+        raise FileNotFoundError(f"{path}: expected *.hdf5 or *.h5, found none")
     return [within(path, file.name, path, allow_links) for file in files]
-
-
-def _in_folder(path: Path, suffixes: tuple[str, ...] | None) -> list[Path]:
-    files = (file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
-    return sorted(file for file in files if suffixes is None or file.suffix in suffixes)
 
 
 class PretrainingDataset:
@@ -167,7 +106,7 @@ class PretrainingDataset:
 
     def __init__(
         self,
-        parts: list[_Part],
+        files: list[File],
         length: int,
         max_predictions: int,
         pad: bool = False,
@@ -178,46 +117,46 @@ class PretrainingDataset:
         if unknown_id is not None and not 0 <= unknown_id < (vocab_size or 0):
             raise ValueError(f"unknown_id: expected a token in [0, {vocab_size}), got {unknown_id}")
         self.length, self.max_predictions, self.vocab_size = length, max_predictions, vocab_size
-        self._parts, self._unknown_id = parts, unknown_id
-        for part in parts:
-            self._check(part, pad)
-        counts = [len(part.shard.facts) for part in parts]
+        self._files, self._unknown_id = files, unknown_id
+        for file in files:
+            self._check(file, pad)
+        counts = [len(file.facts) for file in files]
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self.num_samples = int(self._starts[-1])
-        self._facts = np.concatenate([part.shard.facts for part in parts])
+        self._facts = np.concatenate([file.facts for file in files])
         if unknown_id is not None:
-            self._facts[:, NUM_MASKED] = np.concatenate([self._num_known(part) for part in parts])
+            self._facts[:, NUM_MASKED] = np.concatenate([self._num_known(file) for file in files])
         self.lengths, self.num_masked = self._facts[:, LENGTH], self._facts[:, NUM_MASKED]
 
-    def _check(self, part: _Part, pad: bool) -> None:
+    def _check(self, file: File, pad: bool) -> None:
         sizes = (
-            ("sequence length", "--max_seq_length", part.length, self.length),
-            ("masked tokens", "--max_predictions_per_seq", part.predictions, self.max_predictions),
+            ("sequence length", "--max_seq_length", file.length, self.length),
+            ("masked tokens", "--max_predictions_per_seq", file.predictions, self.max_predictions),
         )
-        path, facts = part.shard.path, part.shard.facts
+        path, facts = file.path, file.facts
         for name, flag, got, expected in sizes:
             if got != expected and not (pad and got < expected):
                 hint = "; --pad_to_seq_length pads it" if got < expected else ""
                 raise ValueError(f"{path}: expected {name} {expected} ({flag}), got {got}{hint}")
-        wrong = (facts[:, LENGTH] > part.length) | (facts[:, SECOND] > facts[:, LENGTH])
-        wrong |= (facts[:, NUM_MASKED] > part.predictions) | (facts[:, LABEL] > 1)
+        wrong = (facts[:, LENGTH] > file.length) | (facts[:, SECOND] > facts[:, LENGTH])
+        wrong |= (facts[:, NUM_MASKED] > file.predictions) | (facts[:, LABEL] > 1)
         wrong |= facts[:, LENGTH] == 0
         if wrong.any():
             row = int(wrong.argmax())
             length, second, masked, label = facts[row].tolist()
             raise ValueError(
-                f"{path}: row {row}: expected 1 to {part.length} tokens, B within them, at most "
-                f"{part.predictions} masked, and a label of 0 or 1, got {length} tokens, B at "
+                f"{path}: row {row}: expected 1 to {file.length} tokens, B within them, at most "
+                f"{file.predictions} masked, and a label of 0 or 1, got {length} tokens, B at "
                 f"{second}, {masked} masked, label {label}"
             )
 
-    def _num_known(self, part: _Part) -> np.ndarray:
+    def _num_known(self, file: File) -> np.ndarray:
         """Returns the number of masked tokens of each row that are in the vocabulary."""
-        counts = part.shard.facts[:, NUM_MASKED].copy()
+        counts = file.facts[:, NUM_MASKED].copy()
         for start in range(0, len(counts), _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, len(counts)))
-            _, _, masked = part.tokens(rows)
-            used = np.arange(part.predictions) < counts[rows, None]
+            _, _, masked = file.read(rows)
+            used = np.arange(file.predictions) < counts[rows, None]
             counts[rows] = (used & (masked < self.vocab_size)).sum(axis=1)
         return counts
 
@@ -235,14 +174,14 @@ class PretrainingDataset:
         masked = np.zeros((count, self.max_predictions), np.int32)
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(numbers):
-            part, places = self._parts[number], np.flatnonzero(numbers == number)
-            rows_of_shard = rows[places] - self._starts[number]
-            tokens = part.tokens(rows_of_shard)
+            file, places = self._files[number], np.flatnonzero(numbers == number)
+            rows_of_file = rows[places] - self._starts[number]
+            tokens = file.read(rows_of_file)
             if self.vocab_size is not None:
-                tokens = self._known(part, rows_of_shard, *tokens)
-            ids[places, : part.length] = tokens[0]
-            positions[places, : part.predictions] = tokens[1]
-            masked[places, : part.predictions] = tokens[2]
+                tokens = self._known(file, rows_of_file, *tokens)
+            ids[places, : file.length] = tokens[0]
+            positions[places, : file.predictions] = tokens[1]
+            masked[places, : file.predictions] = tokens[2]
         column = np.arange(self.length)
         lengths, second, num_masked, labels = (facts[:, i : i + 1] for i in range(4))
         unused = np.arange(self.max_predictions) >= num_masked
@@ -260,7 +199,7 @@ class PretrainingDataset:
 
     def _known(
         self,
-        part: _Part,
+        file: File,
         places: np.ndarray,
         ids: np.ndarray,
         positions: np.ndarray,
@@ -274,11 +213,11 @@ class PretrainingDataset:
         if self._unknown_id is None:
             row = int((unknown.any(axis=1) | wrong.any(axis=1)).argmax())
             raise ValueError(
-                f"{part.shard.path}: row {places[row]}: expected tokens in [0, {self.vocab_size}), "
+                f"{file.path}: row {places[row]}: expected tokens in [0, {self.vocab_size}), "
                 f"got {max(ids[row].max(), masked[row].max(initial=0))}"
             )
         ids = np.where(unknown, self._unknown_id, ids)
-        used = np.arange(part.predictions) < part.shard.facts[places, NUM_MASKED, None]
+        used = np.arange(file.predictions) < file.facts[places, NUM_MASKED, None]
         order = np.argsort(wrong | ~used, axis=1, kind="stable")  # known ones first, in order
         positions = np.take_along_axis(positions, order, axis=1)
         return ids, positions, np.take_along_axis(masked, order, axis=1)
@@ -291,7 +230,7 @@ class PretrainingDataset:
             row = int(wrong.argmax())
             number = int(np.searchsorted(self._starts, rows[row], side="right")) - 1
             raise ValueError(
-                f"{self._parts[number].shard.path}: row {rows[row] - self._starts[number]}: "
+                f"{self._files[number].path}: row {rows[row] - self._starts[number]}: "
                 f"expected masked tokens at positions in [0, {lengths[row, 0]}), got "
                 f"{positions[row].max()}"
             )

@@ -4,11 +4,11 @@ from tqdm import tqdm
 
 from dlrm.language.pretraining.writer import TextSummary
 
-_UNITS = {"tokenize": "B", "cut": "documents", "write": "rows", "convert": "files"}
+_UNITS = {"tokenize": "B", "cut": "documents", "write": "rows"}
 
 
 class Bars:
-    """A progress bar for each stage; it is `on_progress` of `write_shards`."""
+    """A progress bar for each stage; it is `on_progress` of `write_dataset`."""
 
     def __init__(self) -> None:
         self._stage, self._bar = "", tqdm(disable=True)
@@ -30,12 +30,10 @@ class Bars:
 
 def summary_text(summary: TextSummary, seconds: float) -> str:
     """Returns the text that the command prints at the end."""
-    read = f"{summary.files:,} file{'s' * (summary.files != 1)}"
-    if summary.documents:
-        read += (
-            f", {summary.documents:,} documents, {summary.sentences:,} sentences, "
-            f"{summary.tokens:,} tokens"
-        )
+    read = (
+        f"{summary.files:,} file{'s' * (summary.files != 1)}, {summary.documents:,} documents, "
+        f"{summary.sentences:,} sentences, {summary.tokens:,} tokens"
+    )
     masked = summary.masked_tokens / max(summary.rows, 1)
     return (
         f"read: {read}\n"

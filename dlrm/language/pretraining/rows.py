@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.language.data.config import NUM_SPECIAL, RowConfig
-from dlrm.language.data.layout import TextRows
 from dlrm.language.data.wordpiece import Slices, Tokenizer
+from dlrm.language.pretraining.hdf5 import TextRows
 
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
 _PAIRS, _MASKS = 1, 2  # purposes of random numbers

@@ -3,35 +3,24 @@
 Texts are tokenized once, into files that all processes map. Each repetition cuts these into pairs
 of segments; all pairs are put into a random order, and each shard is filled from its part of it.
 Parallel tasks have their own random numbers, so that any number of processes writes the same bytes.
-Rows prepared by other programs are only converted, one file to one shard.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
 from dlrm.language.data.config import PretrainingTextConfig
-from dlrm.language.data.layout import (
-    LABEL,
-    LENGTH,
-    NUM_MASKED,
-    Shard,
-    TextRows,
-    token_dtype,
-    write_shard,
-    write_text_manifest,
-)
 from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
-from dlrm.language.pretraining.formats import PopartShard, open_hdf5, open_popart, write_hdf5
+from dlrm.language.pretraining.hdf5 import KIND, LABEL, LENGTH, NUM_MASKED, TextRows, write_hdf5
 from dlrm.language.pretraining.raw_text import Sentences, read_sentences, text_files
 from dlrm.language.pretraining.rows import Documents, make_rows, segment_pairs
-from dlrm.manifest import crc32
+from dlrm.manifest import crc32, write_manifest
 from dlrm.mapped_files import map_file
 
 _WORK = "work"
@@ -47,7 +36,7 @@ class TextSummary(NamedTuple):
 
     Attributes:
         files: files read.
-        documents: documents in them; 0 for prepared rows, like the next two.
+        documents: documents in them.
         sentences: sentences in them.
         tokens: tokens in them.
         rows: rows written.
@@ -68,7 +57,7 @@ class TextSummary(NamedTuple):
     shards: int
 
 
-def write_shards(
+def write_dataset(
     config: PretrainingTextConfig,
     source: str | Path | list[str | Path],
     output: str | Path,
@@ -80,7 +69,7 @@ def write_shards(
         source: a text file, a directory of files, or several of these.
         output: the directory; an earlier dataset there is replaced.
         on_progress: called with a stage, the amount done and the total: "tokenize" and bytes, "cut"
-            and documents, "write" and rows, or "convert" and files.
+            and documents, or "write" and rows.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -96,20 +85,16 @@ def write_shards(
     with staged_directory(output, replace=True) as staging, workers(config.processes) as in_order:
         task = task._replace(work=staging / _WORK)
         task.work.mkdir()
-        if config.is_text:
-            documents = _tokenize(task, files, in_order, on_progress)
-            pairs = _cut(task, documents, in_order, on_progress)
-            written = _write(task, pairs, in_order, on_progress)
-            summary = TextSummary(
-                len(files),
-                len(documents.documents) - 1,
-                len(documents.sentences) - 1,
-                len(documents.tokens),
-                *_totals(config, written),
-            )
-        else:
-            written = _convert(task, files, in_order, on_progress)
-            summary = TextSummary(len(files), 0, 0, 0, *_totals(config, written))
+        documents = _tokenize(task, files, in_order, on_progress)
+        pairs = _cut(task, documents, in_order, on_progress)
+        written = _write(task, pairs, in_order, on_progress)
+        summary = TextSummary(
+            len(files),
+            len(documents.documents) - 1,
+            len(documents.sentences) - 1,
+            len(documents.tokens),
+            *_totals(config, written),
+        )
         shutil.rmtree(task.work)
         _finish(config, staging, tokenizer, task.vocab_crc, written, summary)
     return summary
@@ -130,7 +115,7 @@ class _Task(NamedTuple):
         return map_file(self.work / name, dtype)
 
     def documents(self) -> Documents:
-        tokens = self.open("tokens", token_dtype(self.tokenizer.vocab_size).str)
+        tokens = self.open("tokens", _dtype(self.tokenizer))
         return Documents(tokens, self.open("sentences", "<i8"), self.open("documents", "<i8"))
 
 
@@ -138,6 +123,11 @@ class _Task(NamedTuple):
 def _tokenizer(vocab_file: str, lower_case: bool, crc: str) -> Tokenizer:
     """Returns the tokenizer, read once per process; `crc` detects another file of the same name."""
     return load_tokenizer(vocab_file, lower_case)
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    """Returns the dtype in which tokens wait to be cut."""
+    return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<i4"
 
 
 class _Block(NamedTuple):
@@ -151,7 +141,7 @@ def _encode(block: _Block) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     encoded = tokenizer.encode(sentences.texts)
     kept = encoded.lengths > 0
     numbers = np.array(sentences.documents, np.int64)[kept]
-    tokens = encoded.ids.astype(token_dtype(tokenizer.vocab_size))
+    tokens = encoded.ids.astype(_dtype(tokenizer))
     return tokens, encoded.lengths[kept], numbers, sentences.bytes_read
 
 
@@ -252,7 +242,6 @@ class _Shard(NamedTuple):
 class _Written(NamedTuple):
     """A shard that was written."""
 
-    checksums: dict[str, str]
     rows: int
     tokens: int
     masked_tokens: int
@@ -273,90 +262,26 @@ def _write(
 
 
 def _write_shard(shard: _Shard) -> _Written:
-    return _write_blocks(shard.task, shard.number, _filled(shard))
-
-
-def _filled(shard: _Shard) -> Iterator[TextRows]:
     task, documents = shard.task, shard.task.documents()
     pairs = task.open("pairs", "<i8").reshape(-1, 5)
-    for first in range(shard.first, shard.last, _TASK_ROWS):
-        part = pairs[first : min(first + _TASK_ROWS, shard.last)]
-        yield make_rows(documents.tokens, part, task.tokenizer, task.config, first)
-
-
-def _write_blocks(task: _Task, number: int, blocks: Iterable[TextRows]) -> _Written:
     counts = np.zeros(5, np.int64)
 
-    def counted() -> Iterator[TextRows]:
-        for rows in blocks:
+    def filled() -> Iterator[TextRows]:
+        for first in range(shard.first, shard.last, _TASK_ROWS):
+            part = pairs[first : min(first + _TASK_ROWS, shard.last)]
+            rows = make_rows(documents.tokens, part, task.tokenizer, task.config, first)
             counts[:] += [len(rows.facts), *rows.facts.sum(axis=0, dtype=np.int64)]
             yield rows
 
-    directory, checksums = task.work.parent, {}
-    if task.config.output_format == "hdf5":
-        write_hdf5(directory / f"part_{number:05}.hdf5", counted())
-    else:
-        checksums = write_shard(directory, number, counted(), task.tokenizer.vocab_size)
-    columns = [0, 1 + LENGTH, 1 + NUM_MASKED, 1 + LABEL]
-    return _Written(checksums, *counts[columns].tolist())
-
-
-class _File(NamedTuple):
-    task: _Task
-    number: int
-    path: Path
-
-
-def _convert(
-    task: _Task, files: list[Path], in_order: InOrder, on_progress: OnProgress
-) -> list[_Written]:
-    """Writes a shard for each file of prepared rows."""
-    items = (_File(task, number, path) for number, path in enumerate(files))
-    written = []
-    for shard in in_order(_convert_file, items):
-        written.append(shard)
-        on_progress("convert", len(written), len(files))
-    return written
-
-
-def _convert_file(file: _File) -> _Written:
-    config = file.task.config
-    wanted = config.max_seq_length, config.max_predictions_per_seq
-    if config.input_format == "hdf5":
-        shard, *others = open_hdf5(file.path)
-        if (others[0], others[1]) != wanted:
-            raise ValueError(
-                f"{file.path}: expected --max_seq_length and --max_predictions_per_seq {wanted}, "
-                f"got {tuple(others)}"
-            )
-        return _write_blocks(file.task, file.number, _blocks_of(file, shard))
-    return _write_blocks(file.task, file.number, _blocks_of(file, open_popart(file.path, *wanted)))
-
-
-def _blocks_of(file: _File, shard: Shard | PopartShard) -> Iterator[TextRows]:
-    length, vocab_size = file.task.config.max_seq_length, file.task.tokenizer.vocab_size
-    end = length + file.task.config.max_predictions_per_seq
-    for start in range(0, len(shard.facts), _TASK_ROWS):
-        rows = np.arange(start, min(start + _TASK_ROWS, len(shard.facts)))
-        tokens = shard.read(rows)
-        ids, positions, masked = tokens[:, :length], tokens[:, length:end], tokens[:, end:]
-        wrong = (ids >= vocab_size).any(axis=1) | (masked >= vocab_size).any(axis=1)
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(
-                f"{file.path}: row {start + row}: expected tokens in [0, {vocab_size}), got "
-                f"{max(ids[row].max(), masked[row].max())}"
-            )
-        yield TextRows(ids, shard.facts[rows], positions, masked)
+    write_hdf5(task.work.parent / f"part_{shard.number:05}.hdf5", filled())
+    return _Written(*counts[[0, 1 + LENGTH, 1 + NUM_MASKED, 1 + LABEL]].tolist())
 
 
 def _totals(
     config: PretrainingTextConfig, written: list[_Written]
 ) -> tuple[int, int, float, float, int]:
     """Returns the last fields of `TextSummary`."""
-    rows, tokens, masked, random = (sum(column) for column in list(zip(*written, strict=True))[1:])
-    if not rows:
-        raise ValueError("expected rows, found none in any file")
+    rows, tokens, masked, random = map(sum, zip(*written, strict=True))
     padding = 1 - tokens / (rows * config.max_seq_length)
     return rows, masked, random / rows, padding, len(written)
 
@@ -370,21 +295,17 @@ def _finish(
     summary: TextSummary,
 ) -> None:
     """Writes the manifest."""
-    names = ("seed", "dupe_factor", "masked_lm_prob", "short_seq_prob") if config.is_text else ()
-    made: dict[str, Any] = {
-        "vocabulary": {"crc32": vocab_crc, "lower_case": config.lower_case},
-        "made_with": {name: getattr(config, name) for name in ("input_format", *names)},
-        "documents": summary.documents,
-        "tokens": summary.tokens,
-        "masked_tokens": summary.masked_tokens,
-    }
-    write_text_manifest(
+    names = ("input_format", "seed", "dupe_factor", "masked_lm_prob", "short_seq_prob")
+    write_manifest(
         directory,
-        [shard.rows for shard in written],
+        KIND,
+        rows=[shard.rows for shard in written],
         max_seq_length=config.max_seq_length,
         max_predictions=config.max_predictions_per_seq,
         vocab_size=tokenizer.vocab_size,
-        checksums={name: crc for shard in written for name, crc in shard.checksums.items()},
-        output_format=config.output_format,
-        **made,
+        vocabulary={"crc32": vocab_crc, "lower_case": config.lower_case},
+        made_with={name: getattr(config, name) for name in names},
+        documents=summary.documents,
+        tokens=summary.tokens,
+        masked_tokens=summary.masked_tokens,
     )

@@ -52,8 +52,8 @@ class Initial(NamedTuple):
                 if own.start >= own.stop:
                     continue
                 stream = self._stream(number, begin, rows), (end - begin, dim)
-                place = own.start + first - begin, slice(*piece.columns)
-                parts.append((table[own], None if low is None else low[own], *stream, *place))
+                place = own.start + first - begin
+                parts.append((table[own], None if low is None else low[own], *stream, place))
         # Several threads already split the halves.
         threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
         if threads == 1:
@@ -132,14 +132,13 @@ def _fill(
     draw: Callable[[Tensor], object],
     shape: tuple[int, int],
     first: int,
-    columns: slice,
 ) -> None:
     """Fills rows with those of a stream from its row `first` on, some at a time.
 
     Args:
         table, low: the rows, and their lower halves if they are bfloat16.
         draw, shape: draws rows of the stream; all of them have this shape.
-        first, columns: part of the stream that is taken.
+        first: row of the stream that the first row takes.
     """
     at_once = max(1, _VALUES_AT_ONCE // shape[1])
     in_place = table.shape == shape and table.device.type == "cpu" and low is None
@@ -153,7 +152,7 @@ def _fill(
             if in_place or not len(part):
                 continue
             taken = max(first - begin, 0)
-            values = values[taken : taken + len(part), columns].contiguous()
+            values = values[taken : taken + len(part)]
             if low is not None:
                 values, rest = ops.split_float32(values)
                 low[target].copy_(rest)

@@ -32,9 +32,12 @@ def place_tables(
 
 
 def larger_than_a_share(table_sizes: Sequence[int], num_ranks: int) -> list[int]:
-    """Returns the tables with more rows than each of several processes would have of all rows."""
-    share = sum(table_sizes) / num_ranks
-    return [table for table, rows in enumerate(table_sizes) if num_ranks > 1 and rows > share]
+    """Returns the tables with more rows than each of several processes would have of all rows.
+
+    A table with fewer rows than there are processes is none of them.
+    """
+    least = max(sum(table_sizes) / num_ranks, num_ranks - 1)
+    return [table for table, rows in enumerate(table_sizes) if num_ranks > 1 and rows > least]
 
 
 def _balanced(

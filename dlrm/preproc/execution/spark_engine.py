@@ -287,13 +287,13 @@ def _probe_store(uri: Uri) -> None:
     from dlrm.remote.publish import RUN
     from dlrm.remote.store import open_store
 
-    store, key = open_store(uri, patient=False), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
+    store, key = open_store(uri), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
     store.write(key, b"probe")
     try:
         if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
             raise OSError(f"{uri}: an object that was written is not there")
     finally:
-        store.remove([key])
+        store.remove(key)
 
 
 def _host_and_user() -> tuple[str, str]:

@@ -221,12 +221,9 @@ class StoredWork(WorkFolder):
             self.finish(f"{name}.lent", True)
         return place
 
-    def share(self, folder: Path, keep: bool = True) -> None:
+    def share(self, folder: Path) -> None:
         """Lets tasks read what the driver has written to a folder; see `WorkFolder.share`."""
         upload(self._store, self._written(folder))
-        if not keep:
-            shutil.rmtree(folder)
-            folder.mkdir()
 
     def _written(self, folder: Path) -> dict[str, Path]:
         """Returns the files below a folder that the driver has written, by key."""
@@ -308,7 +305,7 @@ def _remove_run(uri: Uri, name: str) -> None:
     """Removes what a run has written for itself, and last the object that marks it as one."""
     store = open_store(uri)
     remove_all(store, _keys(uri.below(f"{RUN}/{name}")))
-    store.remove([uri.below(f"{RUN}/{FACTS}").key])
+    store.remove(uri.below(f"{RUN}/{FACTS}").key)
 
 
 @contextmanager

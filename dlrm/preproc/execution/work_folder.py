@@ -216,8 +216,8 @@ class WorkFolder:
         """Returns where tasks read a folder of this machine, of which the run may have a copy."""
         return folder
 
-    def share(self, folder: Path, keep: bool = True) -> None:
-        """Lets tasks read what this process has written to a folder, which it may not `keep`."""
+    def share(self, folder: Path) -> None:
+        """Lets tasks read what this process has written to a folder."""
 
     def checksums(self) -> dict[str, str] | None:
         """Returns the checksums of files that tasks have written rows to, if they are known."""

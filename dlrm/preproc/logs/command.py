@@ -18,11 +18,11 @@ from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.work_folder import opened_work, shared_folders, spark_log
-from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
 from dlrm.preproc.stages.options import IncrementConfig, RunConfig
+from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.remote.uri import Uri
@@ -33,17 +33,20 @@ def run(values: Values) -> None:
     try:
         _check_mode(values)
         _MODES[values["mode"]](values)
-    except Exception:
+    except Exception as error:
         if values["debug_mode"]:
             traceback.print_exc()
+        if isinstance(error, FileExistsError):
+            how = "--write_mode overwrite (--overwrite of dlrm prepare)"
+            raise FileExistsError(f"{error}; {how} replaces it") from error
         raise
 
 
 def _check_mode(values: Values) -> None:
     if values["no_numeric_log_col"]:
         raise ValueError(
-            "--no_numeric_log_col: logarithms are always taken of logs; dlrm transcode "
-            "--numeric_transform none keeps the numbers of a CSV"
+            "--no_numeric_log_col: logarithms are always taken of logs; dlrm prepare keeps numbers "
+            "whose transform in the schema is none"
         )
     if values["model_size_file"] and values["mode"] != "transform":
         raise ValueError(
@@ -171,10 +174,10 @@ def _opened(
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
-    growth = open_growth(options.increment, options.schema, say)
+    parent = open_parent(options.increment, options.schema)
     replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
-    facts |= {} if growth is None else growth.facts()
+    facts |= {} if parent is None else parent.facts()
     with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"continuing with what {work.shown} has")
@@ -182,7 +185,7 @@ def _opened(
         place = spark_log(output), spark, shared_folders(output)
         try:
             with open_engine(values["engine"], cores, *place, say) as engine:
-                yield PreparationRun(engine, work, options, say, growth and growth.lent(work))
+                yield PreparationRun(engine, work, options, say, parent and parent.lent(work))
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error

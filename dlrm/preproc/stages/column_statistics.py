@@ -247,8 +247,12 @@ class Counted:
         return {name: share(counts[0], counts.sum()) for name, counts in ids.items()}
 
     def drift(self, part: Statistics, histogram: Histogram) -> float:
-        """Returns the population stability index of some rows against the training rows."""
-        return stability_index(histogram(part), histogram(self.train))
+        """Returns the population stability index of some rows against the training rows.
+
+        It is the sum of (p - q) ln(p / q) over bins, with p and q their shares of both.
+        """
+        p, q = _shares(histogram(part)), _shares(histogram(self.train))
+        return round(float(((p - q) * np.log(p / q)).sum()), 4)
 
     def tenths(self, i: int) -> Histogram:
         """Returns a function that counts rows by tenths of the training rows, and missing ones."""
@@ -296,15 +300,6 @@ def _quantile_bins(histogram: np.ndarray) -> np.ndarray | None:
 def share(part: Any, whole: Any) -> float | None:
     """Returns a share with six digits; None if the whole is 0."""
     return round(float(part) / float(whole), 6) if whole else None
-
-
-def stability_index(histogram: np.ndarray, usual: np.ndarray) -> float:
-    """Returns the population stability index of histograms `[bins]`, with four decimals.
-
-    It is the sum of (p - q) ln(p / q) over bins, with p and q their shares of both.
-    """
-    p, q = _shares(histogram), _shares(usual)
-    return round(float(((p - q) * np.log(p / q)).sum()), 4)
 
 
 def _shares(histogram: np.ndarray) -> np.ndarray:

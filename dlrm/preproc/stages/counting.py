@@ -8,19 +8,17 @@ import numpy as np
 
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
-from dlrm.data.transform.encodings import EncodingSums
 from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.files import sync
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
-from dlrm.preproc.stages.division import DROPPED, FOLD, TRAIN, Divider, Ranges, readable, splitmix64
-from dlrm.preproc.stages.encodings import EncodedColumn
+from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.stages.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
-_BETWEEN = b" & "  # the values of a combination in its text
+BETWEEN = " & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
@@ -44,8 +42,7 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
         Facts as JSON: those of `Source.read`; `rows`, with all three splits, and `positives`;
         `dropped`, rows of no split; `ids` of each split and list field; `labels` with their counts;
         `sums` of each column whose transform needs them; the first and last of the `times`, if
-        there are any; `cells` of each field with encodings: the sums over all training rows, and
-        over those without a value; and the `rejected` rows. The counts of `counted_columns` are in
+        there are any; and the `rejected` rows. The counts of `counted_columns` are in
         the folder of the job.
     """
     number, part = item
@@ -61,33 +58,18 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
-    """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
+    """Returns the columns whose values are counted, for dictionaries and bins."""
     columns = []
     for field, *_ in schema.dictionaries().values():
         kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
         most = field.max_ids if field.cardinality is None else field.cardinality - 1
         columns.append(CountedColumn(kind, field.frequency_limit, most))
-    columns += [CountedColumn("encodings", encoded=column) for column in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
         for field in schema.numerical
         if field.fitted_bins
     ]
     return columns
-
-
-def encoded_columns(schema: Schema) -> list[EncodedColumn]:
-    """Returns the fields with encodings."""
-    numbers = iter(schema.numerical_features[len(schema.numerical) :])
-    return [
-        EncodedColumn(
-            place,
-            field.encodings,
-            [next(numbers) for _ in field.encodings],
-            EncodingSums.from_encodings(field.encodings, schema.weight is not None),
-        )
-        for place, (_, field) in enumerate(schema.encoded)
-    ]
 
 
 class _Counted:
@@ -102,7 +84,6 @@ class _Counted:
         self._labels: Counter[str] = Counter()
         self._times: list[int] = []
         self._fields = [_FieldCounts() for _ in schema.categorical]
-        self._encoded = [_EncodedCounts(column) for column in encoded_columns(schema)]
         self._places = _places(schema)
 
     def add(self, read: Read, splits: np.ndarray, fit: bool) -> None:
@@ -129,7 +110,6 @@ class _Counted:
         if not fit or not len(training):
             return
         self._add_values(rows, training)
-        self._add_encoded(rows, training, read.numbers[training])
         for i, field in enumerate(schema.numerical):
             if field.rule.needs_sums:
                 values, missing = rows.numerical[i]
@@ -156,7 +136,6 @@ class _Counted:
             "ids": self._ids.tolist(),
             "times": self._times,
             "sums": [sums.to_list() for sums in self._sums],
-            "cells": [[cells.totals.tolist(), cells.missing.tolist()] for cells in self._encoded],
         }
 
     def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
@@ -167,7 +146,7 @@ class _Counted:
             field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
         for i, place in enumerate(self._places[len(self._fields) :]):
             _append(counts[place], _cross_counts(schema, i, rows, training))
-        place = len(schema.dictionaries()) + len(schema.encoded)
+        place = len(schema.dictionaries())
         for i, number in enumerate(schema.numerical):
             if number.fitted_bins:
                 values, missing = rows.numerical[i]
@@ -184,20 +163,6 @@ class _Counted:
                 keys = [self._counts[place][0].keys, column.take(chosen).by_row().values]
                 greatest = np.concatenate(keys).max(initial=0, keepdims=True)
                 self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
-
-    def _add_encoded(self, rows: FieldRows, training: np.ndarray, numbers: np.ndarray) -> None:
-        if not self._encoded:
-            return
-        assert rows.labels is not None
-        hashes = splitmix64(self._seed + FOLD, numbers)
-        weights = rows.extra["weight"][training] if self._schema.weight else None
-        first = len(self._schema.dictionaries())
-        for place, (index, _) in enumerate(self._schema.encoded):
-            column = single(rows.categorical[index])
-            facts = rows.labels[training], weights, hashes
-            _append(
-                self._counts[first + place], self._encoded[place].count(column, training, *facts)
-            )
 
 
 def _places(schema: Schema) -> list[int]:
@@ -220,7 +185,7 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
     import pyarrow.compute as pc
 
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    between = pa.scalar(_BETWEEN, pa.large_binary())
+    between = pa.scalar(BETWEEN.encode(), pa.large_binary())
     return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
 
 
@@ -235,35 +200,6 @@ def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
         return texts.take(pa.array(places))
     integers = pa.array(column.keys[places].view(np.int64))
     return integers.cast(pa.large_string()).cast(pa.large_binary())
-
-
-class _EncodedCounts:
-    """Sums that the encodings of a field need.
-
-    Attributes:
-        totals: sums over all rows.
-        missing: sums over the rows without a value.
-    """
-
-    def __init__(self, column: EncodedColumn) -> None:
-        self._cells = column.cells
-        self.totals, self.missing = (np.zeros(self._cells.size, np.int64) for _ in range(2))
-
-    def count(
-        self,
-        column: Parsed | Coded,
-        rows: np.ndarray,
-        labels: np.ndarray,
-        weights: np.ndarray | None,
-        hashes: np.ndarray,
-    ) -> Counts:
-        """Returns the sums of each value over selected rows, given the rows' other facts."""
-        keys, codes = column.distinct(rows)
-        cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
-        self.totals += cells.sum(axis=0)
-        self.missing += cells[-1]
-        there = cells[:-1].any(axis=1)  # excludes keys that occur only in missing rows
-        return merge_counts([Counts(keys[there], cells[:-1][there])])
 
 
 class _FieldCounts:
@@ -316,8 +252,7 @@ def _none_of(column: CountedColumn) -> Counts:
         import pyarrow as pa
 
         texts = pa.array([], pa.large_binary())
-    cells = () if column.encoded is None else (column.encoded.cells.size,)
-    return Counts(np.empty(0, np.uint32), np.empty((0, *cells), np.int64), texts)
+    return Counts(np.empty(0, np.uint32), np.empty(0, np.int64), texts)
 
 
 def _append(parts: list[Counts], counts: Counts) -> None:

@@ -4,18 +4,19 @@ A task holds at most its split, its bucket or `_SORTED_AT_ONCE` values of a colu
 in mapped files.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.sources.columns import Parsed
+from dlrm.data.transform.cells import KEYS_OF_NAN
 from dlrm.data.transform.dictionaries import (
     Counts,
     bytes_of_texts,
@@ -23,59 +24,59 @@ from dlrm.data.transform.dictionaries import (
     merge_counts,
     open_dictionary,
     reserve,
-    segment_name,
-    segments_of,
     text_array,
 )
 from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import NUMBER_OR_NAN
 from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.division import bucket_of
-from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.remote.task_files import read_ranges, shared
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
+_CHECKED_AT_ONCE = 1 << 12  # texts that are compared with numbers: the first ones mostly decide
+_VALUE_BYTES = 8 + 8  # of a key and its count
 
 
 def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     """Writes the counts of columns by buckets of their values."""
     owners = [bucket_of(spread(column.keys), buckets) for column in columns]
-    contents, counts = [], np.zeros((buckets, len(columns), 4), np.int64)
+    contents, counts = [], np.zeros((buckets, len(columns), 3), np.int64)
     for bucket in range(buckets):
         pieces = []
         for i, (column, owner) in enumerate(zip(columns, owners, strict=True)):
             mine = owner == bucket
-            keys, occurrences = column.keys[mine], column.counts[mine]
-            cells = 0 if occurrences.ndim == 1 else occurrences.shape[1]
-            occurrences = occurrences.astype(np.int64 if cells else np.uint32)
+            keys, occurrences = column.keys[mine], column.counts[mine].astype(np.uint32)
             lengths, texts = _text_bytes(column.texts, np.flatnonzero(mine))
             text_bytes = -1 if column.texts is None else len(texts)
-            counts[bucket, i] = len(keys), keys.itemsize, text_bytes, cells
+            counts[bucket, i] = len(keys), keys.itemsize, text_bytes
             pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
 
 
-class Known(Protocol):
-    """The values of earlier days, to which a bucket's counts are added; can be pickled."""
+class Known(NamedTuple):
+    """The values that a parent has ids for.
 
-    def divide(self, bucket: int) -> AbstractContextManager["Divide"]:
-        """Returns what divides the columns of a bucket."""
+    Attributes:
+        lookups: folder of the parent's lookups.
+        sizes: number of values of each dictionary; 0 if it has none, or has ids.
+    """
 
+    lookups: str
+    sizes: Sequence[int]
 
-class Divide(Protocol):
-    """Divides the values of a bucket's columns, and keeps those that get no id."""
-
-    def __call__(self, column: int, merged: Counts) -> Counts | None:
-        """Returns the values that are kept; None if those of the column do not grow."""
-
-    def facts(self) -> dict[str, Any]:
-        """Returns facts about what was kept, as JSON."""
+    def without(self, column: int, counts: Counts) -> Counts:
+        """Returns the counts of the other values."""
+        if column >= len(self.sizes) or not (size := self.sizes[column]):
+            return counts
+        lookup = IdLookup.load(shared(self.lookups), column, layout.id_dtype(size + 1))
+        return counts.take(lookup(Parsed.present(counts.keys)) == 0)
 
 
 def merge_bucket(
@@ -90,20 +91,18 @@ def merge_bucket(
     Args:
         sources: files of the splits' counts.
         limits: for each counted column, the minimum count of a value.
-        known: values of earlier days, of which none is kept.
+        known: values of the parent, of which none is kept.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
-    distinct, kept = [], []
-    with ExitStack() as stack:
-        divide = None if known is None else stack.enter_context(known.divide(bucket))
-        partial = stack.enter_context(staged_file(Path(folder, str(bucket))))
-        file = stack.enter_context(open(partial, "wb"))
+    distinct, kept, nan, numbers = [], [], [], []
+    with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = None if divide is None else divide(column, merged)
-            if enough is None:
-                enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
             distinct.append(len(merged.keys))
+            new = merged if known is None else known.without(column, merged)
+            enough = frequent(new, limits[column])
+            nan.append(int(np.isin(merged.keys, KEYS_OF_NAN).sum()))
+            numbers.append(enough.texts is not None and _are_numbers(enough.texts))
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), lengths.nbytes + len(texts)])
@@ -111,8 +110,18 @@ def merge_bucket(
             file.write(enough.counts[order].astype(np.int64).data)
             file.write(lengths.data)
             file.write(texts.data)
-        facts = {} if divide is None else divide.facts()
-    return {"distinct": distinct, "kept": kept} | facts
+    return {"distinct": distinct, "kept": kept, "nan": nan, "numbers": numbers}
+
+
+def _are_numbers(texts: Any) -> bool:
+    """Returns whether texts are those of numbers and of NaN alone."""
+    import pyarrow.compute as pc
+
+    parts = (
+        texts.slice(begin, _CHECKED_AT_ONCE) for begin in range(0, len(texts), _CHECKED_AT_ONCE)
+    )
+    pattern = f"^{NUMBER_OR_NAN.pattern}$"
+    return all(pc.all(pc.match_substring_regex(part, pattern)).as_py() for part in parts)
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,13 +140,11 @@ def texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
 
 def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
     columns, place = [], 0
-    for entries, width, text_bytes, cells in counts.tolist():
+    for entries, width, text_bytes in counts.tolist():
         keys = np.frombuffer(contents, f"u{width}" if width else "u4", entries, place)
         place += entries * width
-        kind, shape = (np.int64, (entries, cells)) if cells else (np.uint32, (entries,))
-        occurrences, texts = np.frombuffer(contents, kind, math.prod(shape), place), None
+        occurrences, texts = np.frombuffer(contents, np.uint32, entries, place), None
         place += occurrences.nbytes
-        occurrences = occurrences.reshape(shape)
         if text_bytes >= 0:
             texts = texts_of(contents, entries, place, text_bytes)
             place += 4 * entries + text_bytes
@@ -149,24 +156,20 @@ class CountedColumn(NamedTuple):
     """The product of a counted column's values.
 
     Attributes:
-        kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
-            the values, and "ids" their greatest; "kept" becomes nothing.
+        kind: "numbers" and "texts" become a dictionary, "bins" edges, and "ids" their greatest;
+            "kept" becomes nothing.
         limit: minimum count of a value.
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
-        encoded: the field of encodings.
+        missing: a pattern of texts that turned out to mean "missing": those with NaN in a field
+            whose other values are numbers. None if there are none.
     """
 
     kind: str = "numbers"
     limit: int = 1
     most: int | None = None
     bins: int = 0
-    encoded: EncodedColumn | None = None
-
-    @property
-    def width(self) -> int:
-        """Returns the bytes of a value and its counts."""
-        return 8 + 8 * (1 if self.encoded is None else self.encoded.cells.size)
+    missing: str | None = None
 
 
 class FitJob(NamedTuple):
@@ -183,11 +186,10 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     """Writes dictionaries and lookups of columns.
 
     Returns:
-        By column, the number of its values; for bins, their edges and shares, in hexadecimal; for
-        encodings, the result of `fit_encodings`.
+        By column, the number of its values; for bins, their edges and shares, in hexadecimal.
     """
     fits = {"numbers": _fit_column, "texts": _fit_column, "bins": _fit_bins}
-    fits |= {"encodings": _fit_encodings, "ids": _fit_ids, "kept": lambda column, job: None}
+    fits |= {"ids": _fit_ids, "kept": lambda column, job: None}
     sizes = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -213,29 +215,14 @@ def _fit_ids(column: int, job: FitJob) -> int:
     return max(greatest, default=0) if most is None else most
 
 
-def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
-    """Writes the encodings of a field, and the lookup of its values."""
-    encoded = job.columns[column].encoded
-    assert encoded is not None
-    size = sum(kept[column][0] for kept in job.kept)
-    parts = ((keys, counts) for keys, counts, _ in _merged(column, job))
-    facts = fit_encodings(encoded, size, parts, job.transform, job.lookups)
-    keys = np.load(Path(job.transform, f"encoded_keys_{encoded.place}.npy"))
-    _write_lookup(keys, column, job.lookups)
-    return facts
-
-
 def _save(path: Path, array: np.ndarray) -> None:
     with staged_file(path, one_of_many=True) as partial:
         write_array(partial, array)
 
 
-def _write_lookup(dictionary: np.ndarray, column: int | str, folder: str, before: int = 0) -> None:
-    """Writes a lookup; the ids begin after those of `before` values."""
-    hashes, ids, directory = IdLookup.from_dictionary(dictionary)
-    if before:
-        ids = ids.astype(layout.id_dtype(before + len(ids) + 1)) + before
-    for array, path in zip((hashes, ids, directory), IdLookup.paths(folder, column), strict=True):
+def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
+    lookup = IdLookup.from_dictionary(dictionary)
+    for array, path in zip(lookup, IdLookup.paths(folder, column), strict=True):
         with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 
@@ -427,25 +414,29 @@ class _Values:
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
-    is_text, width = job.columns[column].kind == "texts", job.columns[column].width
+    is_text, missing = job.columns[column].kind == "texts", job.columns[column].missing
     for (entries, text_bytes), content in zip(
         (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
     ):
         keys = np.frombuffer(content, np.uint64, entries)
-        counts = np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries)
-        if job.columns[column].encoded is not None:
-            counts = counts.reshape(entries, width // 8 - 1)
-        place = width * entries, text_bytes - 4 * entries
-        yield keys, counts, texts_of(content, entries, *place) if is_text else None
+        counts = np.frombuffer(content, np.int64, entries, 8 * entries)
+        place = _VALUE_BYTES * entries, text_bytes - 4 * entries
+        values = Counts(keys, counts, texts_of(content, entries, *place) if is_text else None)
+        yield values if missing is None else values.take(~_are_missing(values, missing))
+
+
+def _are_missing(values: Counts, missing: str) -> np.ndarray:
+    if values.texts is None:
+        return np.isin(values.keys, KEYS_OF_NAN)
+    import pyarrow.compute as pc
+
+    return pc.match_substring_regex(values.texts, missing).to_numpy(zero_copy_only=False)
 
 
 def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:
     """Yields the files of all buckets with the places of a column's values."""
     for bucket, kept in enumerate(job.kept):
-        sizes = [
-            made.width * values + texts
-            for made, (values, texts) in zip(job.columns, kept, strict=True)
-        ]
+        sizes = [_VALUE_BYTES * values + texts for values, texts in kept]
         begin = sum(sizes[:column])
         yield str(Path(job.merged, str(bucket))), begin, begin + sizes[column]
 
@@ -486,13 +477,10 @@ def _count_ranges(counts: np.ndarray, at_once: int) -> Iterator[tuple[int, int, 
 
 
 def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[str, Any]:
-    """Writes the lookups of columns of a fitted transform, one for each segment."""
+    """Writes the lookups of columns of a fitted transform."""
     fitted = Transform.load(shared(transform))
     for column in columns:
         fitted.check(column)
-        before = 0
-        for k, segment in enumerate(segments_of(fitted.dictionaries[column])):
-            _write_lookup(segment.keys, segment_name(column, k), folder, before)
-            before += len(segment)
+        _write_lookup(fitted.dictionaries[column].keys, column, folder)
     sync(Path(folder))
     return {}

@@ -17,7 +17,7 @@ from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
 # Added to the seed, so that choices are independent.
-_DIVIDE, _KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
+_DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
@@ -36,8 +36,6 @@ class Divider:
     ) -> None:
         self.division, self._file_splits = division, list(file_splits)
         self._times = division.times(schema)
-        held_out = round(num_rows * division.held_out)
-        self._ends = np.array([num_rows - held_out, num_rows - held_out + held_out // 2])
         fractions = (division.test_fraction, division.validation_fraction)
         self._limits = (0, 0)
         if any(fractions):
@@ -64,7 +62,7 @@ class Divider:
         splits = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
             splits.add(TEST)
-        if division.validation_fraction or division.validation_from or division.held_out:
+        if division.validation_fraction or division.validation_from:
             splits.add(VALIDATION)
         return sorted(splits | ({TEST} if division.split_column else set()))
 
@@ -81,8 +79,6 @@ class Divider:
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
             splits, bad = _named_splits(self.division.split_column, read)
-        elif self.division.held_out:
-            splits = np.searchsorted(self._ends, numbers, side="right")
         elif self._limits[1]:
             hashes = self._hashes(read)
             below = [

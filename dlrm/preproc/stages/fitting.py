@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.data.transform.cells import NAN
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
-from dlrm.preproc.stages.counting import counted_columns
+from dlrm.preproc.stages.counting import BETWEEN, counted_columns
 from dlrm.preproc.stages.dictionary_merge import (
     CountedColumn,
     FitJob,
@@ -60,13 +60,12 @@ def fit(
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
     num_rows = sum(result["rows"][TRAIN] for result in counted)
-    made_of = with_totals(counted_columns(schema), counted)
-    results = fit_counted(run, len(counted), num_rows, made_of, directory)
+    results = fit_counted(run, len(counted), num_rows, counted_columns(schema), directory)
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)
         for place, fields in enumerate(schema.dictionaries().values())
     ]
-    fitted, encoded = numbers_of(run, counted, results, directory)
+    fitted = numbers_of(run, counted, results)
     transform = Transform(
         facts.schema,
         fitted,
@@ -75,7 +74,6 @@ def fit(
         facts.negatives,
         facts.columns,
         facts.keep_negatives,
-        encoded,
     )
     transform.save_facts(directory)
     return transform
@@ -85,16 +83,13 @@ def numbers_of(
     run: PreparationRun,
     counted: Sequence[dict[str, Any]],
     results: Sequence[Any],
-    directory: Path,
-) -> tuple[list[Fitted], list[Encoded]]:
-    """Returns the fitted statistics of numerical features, and the encodings.
+) -> list[Fitted]:
+    """Returns the fitted statistics of numerical features.
 
     `counted` and `results` are what `count` and `fit_counted` return.
     """
     schema: Schema = run.options.schema
-    first = len(schema.dictionaries())
-    of_encodings = results[first : first + len(schema.encoded)]
-    bins = iter(results[first + len(schema.encoded) :])
+    bins = iter(results[len(schema.dictionaries()) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.from_list(result["sums"][i]) for result in counted), Sums())
@@ -104,12 +99,7 @@ def numbers_of(
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-    fitted += [Fitted.from_dict(numbers) for result in of_encodings for numbers in result["fitted"]]
-    encoded = [
-        Encoded.load(directory, place, result["size"], len(field.encodings))
-        for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
-    ]
-    return fitted, encoded
+    return fitted
 
 
 def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -156,20 +146,6 @@ def _kinds(run: PreparationRun, counted: Sequence[dict[str, Any]]) -> list[str]:
     return kinds
 
 
-def with_totals(
-    columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
-) -> list[CountedColumn]:
-    """Returns the columns with the sums over all training rows that their encodings need."""
-    made = []
-    for column in columns:
-        if (encoded := column.encoded) is not None:
-            parts = [result["cells"][encoded.place] for result in counted]
-            totals, missing = np.array(parts, np.int64).sum(axis=0).tolist()
-            column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
-        made.append(column)
-    return made
-
-
 def fit_counted(
     run: PreparationRun,
     parts: int,
@@ -186,7 +162,7 @@ def fit_counted(
         columns: the product of each column.
         directory: directory of the dictionaries, and of the lookups if there are `known` values,
             which otherwise are in a folder of the run.
-        known: values of earlier days; see `merge_bucket`.
+        known: values of the parent; see `merge_bucket`.
     """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
@@ -208,7 +184,7 @@ def fit_counted(
             [result["kept"] for result in merged],
             str(directory),
             str(work.folder("lookups") if known is None else directory),
-            columns,
+            _without_nan(run.options.schema, columns, merged, known),
         )
 
         def fit_all() -> list[Any]:
@@ -221,6 +197,35 @@ def fit_counted(
         shutil.rmtree(work.folder("merged"), ignore_errors=True)
         work.fetch(directory)
     return fitted
+
+
+def _without_nan(
+    schema: Schema,
+    columns: Sequence[CountedColumn],
+    merged: Sequence[dict[str, Any]],
+    known: Known | None,
+) -> list[CountedColumn]:
+    """Returns the columns without NaN in fields of numbers, which typed data have as missing.
+
+    Once the dictionary has other texts, NaN is a value beside them.
+    """
+    nan, missing = f"({'|'.join(NAN)})", dict[str, str]()
+    for place, fields in enumerate(schema.dictionaries().values()):
+        found = sum(bucket["nan"][place] for bucket in merged)
+        others = sum(bucket["kept"][place][0] for bucket in merged) - found
+        grows = known is not None and known.sizes[place] > 0
+        numbers = all(bucket["numbers"][place] for bucket in merged)
+        if found and others > 0 and numbers and columns[place].most != 0 and not grows:
+            missing |= dict.fromkeys((field.column for field in fields), f"^{nan}$")
+    for cross in schema.crosses:
+        ends = ["^", *[BETWEEN] * (len(cross.fields) - 1), "$"]
+        around = zip(cross.fields, ends[:-1], ends[1:], strict=True)
+        if patterns := [f"{a}{nan}{b}" for name, a, b in around if name in missing]:
+            missing[cross.column] = "|".join(patterns)
+    names = [fields[0].column for fields in schema.dictionaries().values()]
+    of_bins = columns[len(names) :]
+    made = zip(columns, names, strict=False)
+    return [*(column._replace(missing=missing.get(name)) for column, name in made), *of_bins]
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:

@@ -1,9 +1,7 @@
 """Options that preparation of all kinds of rows has."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,121 +15,37 @@ PARQUET_VALUES = ("decoded", "ids")  # of a dataset that is converted to Parquet
 ORDERINGS = ("total_random", "input")
 NUMERICS = ("keep", "refit")
 # Rows of a dataset at a URI are not fetched.
-_FILES = "read, *.json, *.npy, hashes_*, ids_*, directory_*"
+_FILES = "read, *.json, *.npy"
 BAD_LINES = ("fail", "quarantine")
 _END = (1 << 63) - 1  # of time
-_STAGES = 4  # version of the results of tasks, for runs to resume
+_STAGES = 5  # version of the results of tasks, for runs to resume
 
 
 @dataclass(frozen=True)
 class IncrementConfig:
-    """A day of rows, and the dictionaries that it extends; field names are those of the flags."""
+    """The dictionaries that rows extend; field names are those of the flags."""
 
     extend: Path | None = setting(
         None,
         "dataset or checkpoint whose dictionaries to extend: ids stay as they are, and values that "
-        "reach their frequency limit get the next ones",
+        "reach their frequency limit within these rows get the next ones",
         uri=_FILES,
-    )
-    day: str | None = setting(
-        None,
-        "number, date (2026-11-20) or hour (2026-11-20T13) of the rows, which begins a chain of "
-        "days; with --extend it is later than that dataset's, by default the next",
-    )
-    candidates: int = setting(
-        1 << 28,
-        "bytes for the counts of values below their frequency limit, which are kept for later days",
-        least=0,
-    )
-    half_life: float | None = setting(
-        None,
-        "days after which the count of a value below its frequency limit has halved; default: "
-        "counts stay as they are",
-        above=0,
-    )
-    admission_probability: float = setting(
-        0.0,
-        "chance that a value below its frequency limit gets an id on a day that has it",
-        least=0,
-        most=1,
     )
     numerics: str = setting(
         "keep",
-        "--extend: keep bins, means and encodings, or refit them to the day's rows, which changes "
-        "the meaning of numbers",
+        "--extend: keep bins and means, or refit them to these rows, which changes the meaning of "
+        "numbers",
         choices=NUMERICS,
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.day is not None:
-            day_number(self.day)
-        if not self.is_used:
-            for name in _OF_DAYS:
-                if getattr(self, name) != getattr(type(self), name):
-                    raise ValueError(f"--{name}: expected --extend or --day too, got neither")
-
-    @property
-    def is_used(self) -> bool:
-        """Returns whether the rows are a day of a chain."""
-        return self.extend is not None or self.day is not None
+        if self.extend is None and self.numerics != type(self).numerics:
+            raise ValueError("--numerics: expected --extend too, got none")
 
     def facts(self) -> dict[str, Any]:
-        """Returns, by flag, the options that determine the bytes; none outside of chains."""
-        if not self.is_used:
-            return {}
-        return {f"--{name}": getattr(self, name) for name in ("day", *_OF_DAYS)}
-
-
-_OF_DAYS = ("candidates", "half_life", "admission_probability", "numerics")
-_MOST = 1 << 30
-_HOUR = "%Y-%m-%dT%H"
-
-
-def kind_of_day(day: str) -> str:
-    """Returns what a day is: a number, a date or an hour."""
-    if day.isdecimal():
-        return "number"
-    return "hour" if "T" in day else "date"
-
-
-def day_number(day: str) -> int:
-    """Returns the number of a day, by which days of one kind are compared.
-
-    Raises:
-        ValueError: it is neither a number nor a date nor an hour.
-    """
-    try:
-        number = _PARSED[kind_of_day(day)](day)
-        if number <= _MOST:
-            return number
-    except ValueError:
-        pass
-    raise ValueError(
-        f"--day {day}: expected a number such as 7, up to {_MOST}, a date such as 2026-11-20 or an "
-        "hour such as 2026-11-20T13"
-    )
-
-
-def _hour_number(day: str) -> int:
-    hour = datetime.strptime(day, _HOUR)
-    return hour.toordinal() * 24 + hour.hour
-
-
-_PARSED: dict[str, Callable[[str], int]] = {
-    "number": int,
-    "date": lambda day: date.fromisoformat(day).toordinal(),
-    "hour": _hour_number,
-}
-
-
-def next_day(day: str) -> str:
-    """Returns the day after another, of its kind."""
-    if (kind := kind_of_day(day)) == "hour":
-        return (datetime.strptime(day, _HOUR) + timedelta(hours=1)).strftime(_HOUR)
-    if kind == "date":
-        return (date.fromisoformat(day) + timedelta(1)).isoformat()
-    return str(int(day) + 1)
+        """Returns, by flag, the options that determine the bytes; none without `--extend`."""
+        return {} if self.extend is None else {"--numerics": self.numerics}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +55,7 @@ class PreparationOptions:
     Field names are those of the flags.
 
     Attributes:
-        increment: the place of the rows in a chain of days.
+        increment: the dictionaries that the rows extend.
     """
 
     output_ordering: str = setting("total_random", "order of the training rows", choices=ORDERINGS)
@@ -199,8 +113,8 @@ class RunConfig:
 class SplitConfig:
     """Says how rows are divided; fields are flag names.
 
-    At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
-    is by `test_fraction` and `validation_fraction`.
+    At most one of the ways is chosen: by time, by a column, by files, or by chance, which is by
+    `test_fraction` and `validation_fraction`.
 
     `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
     of `split_key`.
@@ -220,12 +134,6 @@ class SplitConfig:
         None, "time, in ISO 8601, from which on rows are validation rows"
     )
     split_column: str | None = setting(None, "column with the values train, test or validation")
-    held_out: float = setting(
-        0.0,
-        "share of the rows, from the end, to use half for testing and half for validation",
-        least=0,
-        below=1,
-    )
     keep_negatives: float = setting(
         1.0, "share of the training rows with label 0 to keep", above=0, most=1
     )
@@ -273,7 +181,6 @@ _WAYS = {
     **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
     **dict.fromkeys(("test_from", "validation_from"), "time"),
     "split_column": "column",
-    "held_out": "order",
 }
 
 

@@ -29,6 +29,7 @@ from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
 from dlrm.preproc.stages.dataset_files import TransformJob
 from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
+from dlrm.preproc.stages.extend import extend, lookups_of
 from dlrm.preproc.stages.fitting import (
     facts_of,
     fit,
@@ -160,9 +161,11 @@ def write_dataset(
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
     facts = facts_of(run, counted, columns, negatives)
-    fit_rows = fit if run.growth is None else run.growth.fit
+    fit_rows = fit if run.parent is None else extend
     fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
     run.work.share(output / layout.TRANSFORM)
+    if run.parent is not None:
+        lookups_of(run, "lookups", output / layout.TRANSFORM)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
@@ -209,7 +212,6 @@ def _specification(
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
         {named[column]: table for column, table in schema.shared_tables.items()},
-        {named[column]: dim for column, dim in schema.embedding_dims.items()},
     )
 
 
@@ -340,8 +342,8 @@ def finish_dataset(
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
-    if run.growth is not None:
-        made_of["increment"] = run.growth.manifest_facts()
+    if run.parent is not None:
+        made_of["increment"] = run.parent.manifest_facts()
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
     tables = None if spec is None else spec.field_tables
     result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
@@ -357,8 +359,7 @@ def _checksums(run: PreparationRun) -> dict[str, str]:
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))
     parts = run.work.run(run.engine, "checksums", task, shared_out(names))
-    known = run.work.result("linked") or {}  # of an earlier day
-    return known | {name: crc for part in parts for name, crc in part.items()}
+    return {name: crc for part in parts for name, crc in part.items()}
 
 
 def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:

@@ -176,13 +176,7 @@ def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
 def _numerical(counts: Counted, fitted: Transform) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
-    rules, names = fitted.schema.numerical_features, fitted.schema.numerical_names
-    of_encodings = [
-        {"kind": encoding.kind, "of": field.column}
-        for _, field in fitted.schema.encoded
-        for encoding in field.encodings
-    ]
-    first = len(rules) - len(of_encodings)
+    rules, names = fitted.schema.numerical, fitted.schema.numerical_names
     for i, (field, statistics) in enumerate(zip(rules, fitted.numerical, strict=True)):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counts.quantile_bins(i)) is not None:
@@ -197,8 +191,6 @@ def _numerical(counts: Counted, fitted: Transform) -> list[dict[str, Any]]:
                 "drift": _drift(counts, counts.tenths(i)),
             }
         )
-        if i >= first:
-            features[-1]["encoding"] = of_encodings[i - first]
     return features
 
 
@@ -247,7 +239,6 @@ def _categorical(
                 "type": field.type,
                 "dictionary": field.dictionary,
                 **({} if field.table is None else {"table": field.table}),
-                **({} if field.embedding_dim is None else {"embedding_dim": field.embedding_dim}),
                 "missing": counts.missing(fitted.num_numerical + i, splits),
                 "distinct_values": (
                     None if is_id else sum(bucket["distinct"][place] for bucket in merged)

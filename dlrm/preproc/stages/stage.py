@@ -8,6 +8,7 @@ from typing import Any
 
 from dlrm.preproc.execution.engines import Engine
 from dlrm.preproc.execution.work_folder import ProgressLine, WorkFolder
+from dlrm.preproc.stages.parent import Parent
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
 
@@ -20,7 +21,7 @@ class PreparationRun:
     work: WorkFolder
     options: Any  # LogOptions or TableOptions
     say: Callable[[str], None] = print
-    growth: Any = None  # a `Growth`, if the rows are a day of a chain
+    parent: Parent | None = None  # whose dictionaries the rows extend
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:

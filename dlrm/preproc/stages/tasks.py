@@ -17,7 +17,7 @@ from dlrm.data.transform.transform import Transformed
 from dlrm.files import sync
 from dlrm.preproc.stages.column_statistics import Statistics
 from dlrm.preproc.stages.dataset_files import TransformJob, write_rows
-from dlrm.preproc.stages.division import FOLD, TRAIN, bucket_of, readable, splitmix64
+from dlrm.preproc.stages.division import bucket_of, readable, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.preproc.stages.source import Part, Read, Rejected, Target
 
@@ -50,13 +50,14 @@ def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
     for target, read in _divided(part, job):
         try:
-            rows = _transformed(job, target, read)
+            rows = job.fitted().apply(
+                read.rows.numerical, read.rows.categorical, job.numerical_dtype
+            )
         except RowError as bad:
             bad.where = part.where(int(read.numbers[bad.row]) - part.first_row)
             raise
-        num_numerical = rows.numerical.shape[1]
         labels = read.labels
-        missing = missing_features(read.rows.numerical, read.rows.categorical, num_numerical)
+        missing = missing_features(read.rows.numerical, read.rows.categorical)
         columns = job.columns(target, read, rows)
         if target.shuffled:
             columns = {"key": splitmix64(job.seed, read.numbers), **columns}
@@ -81,15 +82,6 @@ def _divided(part: Part, job: TransformJob) -> Iterator[tuple[Target, Read]]:
         for target in job.targets:
             if len(chosen := np.flatnonzero(splits == target.split)):
                 yield target, read.take(chosen)
-
-
-def _transformed(job: TransformJob, target: Target, read: Read) -> Transformed:
-    """Transforms rows; training rows are encoded by the rows of other folds."""
-    fitted, columns = job.fitted(), (read.rows.numerical, read.rows.categorical)
-    if fitted.encoded and target.split == TRAIN:
-        hashes = splitmix64(job.seed + FOLD, read.numbers)
-        return fitted.apply(*columns, job.numerical_dtype, hashes)
-    return fitted.apply(*columns, job.numerical_dtype)
 
 
 def _count(

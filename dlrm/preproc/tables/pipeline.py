@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.sources.text_format import TextFormat
@@ -25,9 +26,9 @@ from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
 from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, path_of_copy, pieces_of
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
-from dlrm.preproc.increments.extend import lookups_of_parent
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divided, Divider
+from dlrm.preproc.stages.extend import lookups_of
 from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
@@ -90,9 +91,12 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     if not num_rows:
         raise ValueError("expected rows, got none")
     divider = Divider(options.division, options.schema, num_rows, inputs.splits)
-    lookups = lookups_of_parent(run)
-    known = None if lookups is None else (str(run.growth.parent.transform), str(lookups))
-    source = TableSource(options.schema, divider.columns, known)
+    known = None
+    if run.parent is not None:
+        transform = run.parent.transform
+        known = str(transform), str(lookups_of(run, "parent", transform))
+    fitted = str(run.work.output / layout.TRANSFORM)
+    source = TableSource(options.schema, divider.columns, known, fitted)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]
@@ -210,7 +214,7 @@ def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
     """Returns the slice of the report that each file belongs to."""
     if not options.report or options.schema.time is not None:
         return [0] * len(files)
-    return report.slices_of_files(len(files), len(options.schema.numerical_features))
+    return report.slices_of_files(len(files), len(options.schema.numerical))
 
 
 def _copied(

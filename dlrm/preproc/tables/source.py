@@ -25,13 +25,15 @@ class TableSource:
     Attributes:
         schema: the meaning of the columns.
         others: columns to read besides, which divide the rows.
-        known: directories of the transform of earlier days and of its lookups, whose values these
-            rows may have in other types; None without earlier days.
+        known: directories of the parent's transform and of its lookups, whose values these rows may
+            have in other types; None without a parent.
+        fitted: directory of the transform that is fitted to these rows, for later readings.
     """
 
     schema: Schema
     others: Sequence[str] = ()
     known: tuple[str, str] | None = None
+    fitted: str | None = None
 
     def read(
         self, part: FilePart, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
@@ -39,7 +41,10 @@ class TableSource:
         """Yields the rows of a part; see `Source`."""
         part.check()
         earlier = None if self.known is None else _loaded(*map(shared, self.known))
-        reader = RowReader(self.schema, fitted=earlier, texts=facts is not None)
+        own = None
+        if facts is None and self.fitted is not None:
+            own = Transform.load(shared(self.fitted))
+        reader = RowReader(self.schema, fitted=earlier, texts=facts is not None, numbers=own)
         columns = list(dict.fromkeys([*reader.columns, *self.others]))
         columns += [PROBLEM] * part.staged
         first_row = part.first_row

@@ -1,17 +1,13 @@
 """Inspects and converts checkpoints.
 
     dlrm checkpoint inspect DIR [--check] [--noweights] [--json]
-    dlrm checkpoint inspect DIR --chain [--json]
     dlrm checkpoint convert --to nvidia|dlrm --output OUT SRC
-
-`inspect --chain` also takes a dataset: it verifies the dictionaries that `dlrm prepare --extend`
-extended from day to day, and shows the days that it finds beside it.
 
 A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
 while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
 some megabytes at a time, and no code in a file is run.
 
-The exit code is 0; 1 if `inspect --chain` finds damage; 2 after an error, which is printed.
+The exit code is 0, or 2 after an error, which is printed.
 """
 
 import sys
@@ -24,9 +20,7 @@ from dlrm.scripts.checkpoint.flags import CheckpointConfig
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Flags", CheckpointConfig)])
-    return run_command(
-        line, later("dlrm.scripts.checkpoint.command"), __doc__, arguments, code=2
-    )  # 1 is a result of inspect --chain
+    return run_command(line, later("dlrm.scripts.checkpoint.command"), __doc__, arguments, code=2)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from dlrm.command_line import say
 from dlrm.documents import json_text, printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
-from dlrm.preproc.increments.inspection import inspect_chain, lines_of_chain
 from dlrm.scripts.checkpoint.description import (
     describe,
     describe_run,
@@ -24,7 +23,7 @@ from dlrm.train.checkpoints.saved_model import write_saved
 def run(values: Values) -> int:
     own = values.config(CheckpointConfig)
     commands = {
-        "inspect": (_inspect, ("check", "weights", "json", "feature_order", "chain")),
+        "inspect": (_inspect, ("check", "weights", "json", "feature_order")),
         "convert": (_convert, ("to", "output", "feature_order", "interaction_padding")),
     }
     if own.command not in commands:
@@ -38,10 +37,6 @@ def run(values: Values) -> int:
 
 
 def _inspect(own: CheckpointConfig, path: Path) -> int:
-    if own.chain:
-        found = inspect_chain(path)
-        _show(found, lines_of_chain(found), own)
-        return int(bool(found["faults"]))
     if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
         found = describe_run(path, own.check)
         lines = lines_of_run(found)

@@ -9,7 +9,6 @@ from dlrm.files import MANIFEST
 from dlrm.locks import in_use
 from dlrm.metrics.table import line_of
 from dlrm.model.config import ARCHITECTURE
-from dlrm.tasks.continuing import evicted_rows
 from dlrm.tasks.run import CONTINUES
 from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
 from dlrm.train.checkpoints.directory import (
@@ -104,7 +103,6 @@ def describe(
         "optimizers": saved.config.get("optimizers", []),
         "optimizer_values": sum(tensor.numel() for tensor in saved.optimizer.values()),
         "continues": saved.config.get(CONTINUES),
-        "evicted_rows": evicted_rows(saved.path),
         "attached": [folder.name for folder in saved.attached],
         "tables": [_described_table(saved, index, weights) for index in range(len(saved.tables))],
         "dense": {
@@ -184,11 +182,7 @@ def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
     ]
     if continued := found["continues"]:
         run = Path(continued["run"], continued["checkpoint"])
-        lines.append(f"continues from: {run}, step {continued['step']}, as day {continued['day']}")
-    if found["evicted_rows"] is not None:
-        lines.append(
-            f"rows that have begun anew and were not seen since: {found['evicted_rows']:,}"
-        )
+        lines.append(f"continues from: {run}, step {continued['step']}")
     if found["attached"]:
         lines.append(f"with it: {', '.join(found['attached'])}")
     lines += ["", f"{'':<24} {'shape':>16}  {'size':>10}  norms of rows: least, mean, most"]

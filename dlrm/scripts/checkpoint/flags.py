@@ -25,10 +25,6 @@ class CheckpointConfig:
     weights: bool = setting(
         True, "inspect: read the weights and report their norms, NaN and infinities"
     )
-    chain: bool = setting(
-        False,
-        "inspect: verify and show the days of a dataset or checkpoint that prepare --extend made",
-    )
     to: str | None = setting(None, "convert: format to write", choices=("nvidia", "dlrm"))
     output: str | None = setting(None, "convert: directory to write, new or empty", uri="write")
     feature_order: str | None = setting(

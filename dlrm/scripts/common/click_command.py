@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from dlrm.tasks.continuing import check_continued, with_carried
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
-from dlrm.train.reports.console import Line, NvidiaConsole
+from dlrm.train.reports.console import Line
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
@@ -42,7 +41,7 @@ _URIS = uris_of(CommandConfig, *(config for _, config in CLICK_CONFIGS))
 # Flags in which the ranks of a run may differ: locations of the same data.
 RANKS_MAY_DIFFER = frozenset(
     [
-        *("dataset", "replay_data", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *("dataset", "synthetic_dataset_dir", "log_path", "output_dir"),
         *("cache_dir", "cache_gib"),
     ]
 )
@@ -57,11 +56,11 @@ def run(values: Values) -> dict[str, float]:
     """
     check_continued(values)
     if values["seeds"]:
-        return train_seeds(values, _run, _next_commands(values))
+        return train_seeds(values, _run)
     return _run(values)
 
 
-def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, float]:
+def _run(values: Values) -> dict[str, float]:
     chosen: list[Line] = []
 
     def complete(values: Values, world: World) -> Values:
@@ -71,8 +70,7 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         return filled
 
     trains = values["mode"] == "train"
-    session = Session(values, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
-    with session:
+    with Session(values, RANKS_MAY_DIFFER, _URIS, trains, complete) as session:
         values, world = session.values, session.world
         torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
         path = values["load_checkpoint_path"] or values["continue_from"]
@@ -97,11 +95,6 @@ def _check(values: Values, world: World) -> None:
         raise ValueError(
             f"--auc_threshold {values['auc_threshold']}: the targets of --dataset_type "
             f"{values['dataset_type']} are fractions, of which there is no AUC"
-        )
-    if values["precision"] == "16.16":
-        raise ValueError(
-            "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
-            "and --embedding_dtype bf16 narrows the tables"
         )
     files = values["table_files"]
     if files is not None and values["async_checkpoint"]:
@@ -136,7 +129,6 @@ def _notices(run: ClickRun, chosen: Line | None = None) -> Iterator[str | Line]:
     values, device = run.values, run.world.device
     if "output_dir" in values.given:
         yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
-    yield from _execution_notices(values)
     if not run.task.has_clicks:
         yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
     is_half = run.config.precision.dtype(device) == torch.float16
@@ -195,20 +187,13 @@ def _kept_negatives(dataset: str | None) -> float:
     return Transform.load(folder).keep_negatives
 
 
-def _execution_notices(values: Values) -> Iterator[str]:
-    if values["execution"] == "lazy":
-        yield "note: --execution lazy runs as graph: the MLPs and the interaction are compiled"
-    if values["execution"] != "eager" and "optimized_mlp" in values.given:
-        yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
-
-
 def _describe(run: ClickRun) -> Line:
     task, datasets, world = run.task, run.whole, run.world
     config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
     sizes = config.embedding_rows
-    rows, values = sum(sizes), sum(map(mul, sizes, config.table_dims))
+    rows = sum(sizes)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
-    weights = dense + values + rows * config.wide
+    weights = dense + rows * (config.embedding_dim + config.wide)
     splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
     shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     device = world.device
@@ -251,7 +236,7 @@ def _train(run: ClickRun, session: Session) -> dict[str, float]:
     trainer = Trainer(
         log=session.log,
         checkpoints=session.checkpoints,
-        beat=session.beat,
+        after_step=session.after_step,
         **run.trainer_arguments(datasets.train),
     )
     batches = run.batches(datasets)
@@ -317,7 +302,7 @@ def _test(run: ClickRun, session: Session) -> dict[str, float]:
         if not test.num_samples:
             raise ValueError(f"{run.values['dataset']}: the test split has no rows")
     began = time.perf_counter()
-    metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: session.dog.beat(0)))
+    metrics = task.evaluate(Watched(test, "test", log.quiet))
     seconds = time.perf_counter() - began
     check_scores(task, run.whole, run.data_name, "test")
     log.line(f"Finished testing: {line_of(metrics)}", short="")

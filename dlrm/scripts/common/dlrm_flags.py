@@ -51,7 +51,7 @@ class CommandConfig:
     seeds: str | None = setting(
         None,
         "Several seeds instead of --seed, as 1-5 or 1,2,7: train a model for each, one after "
-        "another, in --save_checkpoint_path, and save the mean of their logits there as one model",
+        "another, in --save_checkpoint_path, and report the mean and spread of each metric",
         topic="Training",
         resumable=True,
     )

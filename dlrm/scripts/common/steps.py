@@ -36,6 +36,7 @@ def run_step(
     shown: str = "",
     words: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    held: Sequence[int] = (),
 ) -> None:
     """Runs a command of `dlrm` and waits for its end.
 
@@ -45,6 +46,8 @@ def run_step(
         shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
+        held: descriptors, such as of locks, that stay open until the command ends, even if this
+            process is killed before.
     """
     words = [name, *words, *flags_of(flags)]
     log.write(f"$ dlrm {shlex.join(words)}\n")
@@ -55,6 +58,7 @@ def run_step(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=held,
     ) as process:
         assert process.stdout is not None
         errors = threading.Thread(target=_pass_on, args=(process.stderr, log))

@@ -1,1 +1,1 @@
-"""Follows a log day by day: each day is scored before it is learned."""
+"""Follows a log day by day; each day is judged before it is learned."""

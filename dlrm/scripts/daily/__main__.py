@@ -1,17 +1,14 @@
-"""Follows a log day by day; each day is scored before it is learned: dlrm daily
+"""Follows a log day by day; each day is judged before it is learned: dlrm daily
 
     dlrm daily --days logs --schema schema.yaml --output chain
 
 The directory --days, or a URI, gets a file or a folder of rows each day. The command learns those
-that are new, in the order of their names: it scores a day with the model of the day before,
-prepares it with the dictionaries of the day before, to which new values are added, and trains on
-with its rows alone. The directory --output gets the metrics of all days, as the page
-daily.html and the record daily.json, and in days/ datasets, runs and evaluations, of which old ones
-are removed.
+that are new, in the order of their names: it evaluates the model of the day before on the day,
+prepares the day with the dictionaries of the day before, to which new values are added, and trains
+on with its rows alone. It prints a line for each day, and chain/daily.html has one for all days.
 
-The same command may run at any time, such as every hour: it learns nothing twice, resumes what was
-stopped or killed, and catches up on days that came late. Its exit code is 3 if a new day, which has
-been learned all the same, raised an alarm, and 1 if a day was refused, of which nothing is learned.
+The same command may run at any time, such as every hour: it learns no day twice, and resumes what
+was stopped or killed. The model of a day is chain/days/NAME/run.
 """
 
 import sys
@@ -21,27 +18,14 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.table_flags import FilesConfig
-from dlrm.scripts.daily.flags import AlarmConfig, DailyConfig
-from dlrm.scripts.prepare.flags import CriteoConfig
+from dlrm.scripts.daily.flags import DailyConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
-    line = ConfigFlags(
-        [("Days", DailyConfig), ("Alarms", AlarmConfig), ("Files", FilesConfig)]
-        + [("Files", TextFormat), ("For --schema criteo", CriteoConfig)],
-        without=("num_days", "dictionary_days", "hold_out", "output_format"),
-    )
-    hint = "the same command resumes the day"
-    return run_command(
-        line,
-        later("dlrm.scripts.daily.command"),
-        __doc__,
-        arguments,
-        usage=2,
-        at_store=_at_store,
-        hint=hint,
-    )
+    line = ConfigFlags([("Days", DailyConfig), ("Files", FilesConfig), ("Files", TextFormat)])
+    run, hint = later("dlrm.scripts.daily.command"), "the same command resumes the day"
+    return run_command(line, run, __doc__, arguments, usage=2, at_store=_at_store, hint=hint)
 
 
 def _at_store(values: Values) -> tuple[str, ...]:

@@ -1,364 +1,226 @@
-"""Learns the new days of a log, each after it has been scored."""
+"""Learns the new days of a log, each after it has been judged."""
 
-import json
-import math
+import os
+import re
 import shutil
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlrm.command_line import painted, say
-from dlrm.data.sources.row_error import LEAVES_OUT
-from dlrm.documents import read_json, with_nan
-from dlrm.files import make_directories, write_atomically
+from dlrm.command_line import say, say_error
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.transform.schema import Schema
+from dlrm.documents import read_json
+from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
 from dlrm.flags import Values
-from dlrm.manifest import read_manifest, read_sealed, sealed_json
+from dlrm.locks import remove_unused, try_lock
+from dlrm.manifest import read_sealed, sealed_json
+from dlrm.metrics.table import title
+from dlrm.pages import Section, document, table
 from dlrm.remote.cache import Cache
-from dlrm.remote.edges import show_uris
-from dlrm.remote.uri import is_uri
+from dlrm.remote.edges import local_value, show_uris
+from dlrm.remote.store import find_entries
+from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.steps import StepError, run_step
-from dlrm.scripts.daily.chain import BEGUN, LOG, Chain, LearnedDay, digest_of, open_chain
-from dlrm.scripts.daily.days import Day, date_of, find_days
-from dlrm.scripts.daily.drift import alarms_of, psi_by_field
-from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
-from dlrm.scripts.daily.page import page, table_of
-from dlrm.scripts.daily.rows import Logs, Tables, rows_of
+from dlrm.scripts.daily.flags import DailyConfig
+from dlrm.settings import settings_of
 
-DRIFTED = 3  # exit code: all days are learned, and a new one or the last one raised an alarm
-PAGE = "daily.html"
-_FLAGS = "train.flags"  # in the directory of the first day, if it was trained with some
-_TIME = "%Y-%m-%dT%H:%M:%S%z"
-_TRAINED = "trained"
-_RETRAINED, _RECALIBRATED = "retrained", "recalibrated"  # folders of a day, until it is learned
-_METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
+DAYS, LOG, PAGE = "days", "daily.log", "daily.html"
+# In the folder of a day: what it was begun with, its stages in their order, and the last mark.
+BEGUN, JUDGED, DATASET, RUN, LEARNED = "begun.json", "judged", "dataset", "run", "day.json"
+_METRICS = ("auc", "log_loss", "calibration", "gauc_by_impressions")
+_HEADS = ["day", "rows", "clicks", *map(title, _METRICS)]
+# Files that programs are writing, or keep as copies.
+_INCOMPLETE = re.compile(r"(~|\.(part|partial|download|crdownload|te?mp|swp|bak|old|orig))$")
 
 
 def run(values: Values) -> int:
     """Runs the command; returns the exit code."""
-    own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
-    rows, output, cache = rows_of(values), own.output.absolute(), None
+    own, cache = values.config(DailyConfig), None
     if is_uri(own.days):
         show_uris()
         cache = Cache.of_flags(values)
-    with (
-        open_chain(
-            output, rows.digest, rows.dataset, rows.difference, last_is_whole=own.undo is None
-        ) as chain,
-        open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
-    ):
-        if own.undo is not None:
-            chain.remove_last(own.undo)
-            write_atomically(output / PAGE, page(chain.days))
-            say(f"{own.undo}: removed; {chain.days[-1].name} is the last day")
-            return 0
-        _note_other_flags(own.train_flags, chain)
-        found = find_days(own.days, say, cache)
-        for name in sorted({*own.skip, *own.accept} - {day.name for day in found}):
-            say(f"note: --skip or --accept {name}: no such day in {own.days}")
-        new = chain.new_days(found, own.skip)
-        if own.until is not None:
-            new = _until(new, own.until, chain)
-        follower = _Follower(own, rows, chain, bounds, log, found)
-        try:
-            for day in new:
-                follower.learn(day)
-        except StepError as failed:
-            lines = f"the command and all of its lines are in {own.output / LOG}"
-            skip = f"the same command tries again, and --skip {day.name} leaves the day out"
-            why = str(failed).replace(LEAVES_OUT, "")  # a flag that this command does not have
-            print(f"error: {day.name}: {why}; {lines}; {skip}", file=sys.stderr)
-            return failed.code
-        finally:
-            if chain.days:
-                write_atomically(output / PAGE, page(chain.days))
-        if not chain.days:
-            raise ValueError(f"{own.days}: all days are left out by --skip; nothing is learned")
-    for line in table_of(chain.days):
-        say(line)
+    output = own.output.absolute()
+    make_directories(output / DAYS)
+    if (lock := try_lock(output / ".lock")) is None:
+        raise FileExistsError(f"{own.output}: another dlrm daily, or a step of it, is at work here")
+    with os.fdopen(lock), open(output / LOG, "a", buffering=1, encoding="utf-8") as log:
+        tidy_leftovers(output / DAYS)
+        learner = _Learner(own, values, log, lock)
+        new = learner.new_days(find_days(own.days))
+        learner.finish()
+        width = max(map(len, ["day", *new]))
+        say(_line(_HEADS, width) if new else f"nothing new since {learner.days[-1]['name']}")
+        for name, place in new.items():
+            try:
+                with ExitStack() as stack:
+                    (path,) = local_value(stack, cache, [str(place)]) if cache else [str(place)]
+                    learner.learn(name, Path(path).absolute())
+            except StepError as failed:
+                why = f"{failed}; its lines are in {own.output / LOG}; the same command tries again"
+                return say_error(f"{place}: {why}", failed.code)
+            learner.finish()
+            say(_line(_cells(learner.days[-1]), width))
     say(f"page: {own.output / PAGE}")
-    learned = chain.days[len(chain.days) - len(new) :]
-    if not new:  # the model is that of the last day, whose alarms stand
-        say(f"nothing new: {chain.days[-1].name} is the last day")
-        learned = chain.days[-1:]
-    return DRIFTED if any(day.alarms for day in learned) else 0
+    return 0
 
 
-def _note_other_flags(file: Path | None, chain: Chain) -> None:
-    """Reports that a file of flags is not the one with which the first day was trained."""
-    if file is None or not chain.days:
-        return
-    first = chain.days[0].name
-    asked, kept = (
-        path.read_text("utf-8") if path.is_file() else None
-        for path in (file, chain.path_of(first) / _FLAGS)
-    )
-    if kept is None or asked != kept:
-        say(
-            f"note: --train_flags {file} is not the file with which {first} was trained, and has "
-            "no effect: later days have the settings of the first"
-        )
+def find_days(folder: Path) -> dict[str, Path | Uri]:
+    """Returns the days of a directory or a URI: name -> place, in the order of the names.
+
+    Entries without a digit in their names, such as README.md, and incomplete files, such as
+    2026-11-20.csv.part, are no days; hidden ones and those that begin with "_" are ignored.
+
+    Raises:
+        FileNotFoundError: there is no such directory, or no day in it.
+        ValueError: two entries are the same day.
+    """
+    if is_uri(folder):
+        root = Uri.parse(folder).below("")
+        keys = (entry.key[len(root.key) :] for entry in find_entries(root))
+        places: list[Path | Uri] = [
+            root.below(name) for name in {key.partition("/")[0] for key in keys} - {""}
+        ]
+    else:
+        places = [*folder.iterdir()]
+    days: dict[str, Path | Uri] = {}
+    for place in sorted((place for place in places if place.name[0] not in "._"), key=str):
+        name = re.sub(r"(\.[A-Za-z]\w*)+$", "", place.name)
+        if _INCOMPLETE.search(place.name) or not re.search(r"\d", name):
+            say(f"note: {place}: no day")
+        elif days.setdefault(name, place) is not place:
+            raise ValueError(f"{place}: expected one entry for a day, got {days[name]} as well")
+    if not days:
+        raise FileNotFoundError(f"{folder}: no rows with a number in their name (--days)")
+    return {name: days[name] for name in sorted(days, key=order_of)}
 
 
-def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
-    names = [day.name for day in new]
-    if last in names:
-        return new[: names.index(last) + 1]
-    if last in {day.name for day in chain.days}:
-        return []
-    days = ", ".join(names[-3:]) or "none"
-    raise ValueError(f"--until {last}: expected a day that is learned or new, got new days: {days}")
+def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
+    """Returns a key that sorts names by the values of their numbers: day_9 is before day_10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 
-class _Follower:
-    """Learns days, one at a time."""
+class _Learner:
+    """Learns days, one at a time; `days` are the records of those that are learned, in order."""
 
-    def __init__(
-        self,
-        own: DailyConfig,
-        rows: Tables | Logs,
-        chain: Chain,
-        bounds: AlarmConfig,
-        log: TextIO,
-        found: Sequence[Day],
-    ) -> None:
-        self._own, self._rows, self._chain, self._bounds = own, rows, chain, bounds
-        self._log = log
-        self._raw = {day.name: day for day in found}
+    def __init__(self, own: DailyConfig, values: Values, log: TextIO, lock: int) -> None:
+        self._own, self._log, self._lock = own, log, lock
+        self._folder = own.output.absolute() / DAYS
+        records = [read_sealed(path, required=True) for path in self._folder.glob(f"*/{LEARNED}")]
+        self.days = sorted(records, key=lambda day: order_of(day["name"]))
+        self._schema, groups = own.schema.absolute(), Schema.load(own.schema).groups
+        names = ("input_format", *settings_of(TextFormat))
+        self._format = {name: values[name] for name in names if name in values.given}
+        self._judging = self._format | {"groups": groups[0] if groups else None, "bootstrap": 0}
 
-    def learn(self, day: Day) -> None:
-        """Scores a day, learns it, and records both.
+    def new_days(self, found: Mapping[str, Path | Uri]) -> dict[str, Path | Uri]:
+        """Returns the days that are not learned; raises ValueError if one is before the last."""
+        names = [day["name"] for day in self.days]
+        new = {name: place for name, place in found.items() if name not in names}
+        for name, place in new.items():
+            if names and order_of(name) < order_of(names[-1]):
+                raise ValueError(f"{place}: is before {names[-1]}, which is learned; remove it")
+        return new
+
+    def learn(self, name: str, path: Path) -> None:
+        """Judges a day and learns it, without the stages that an earlier run has completed.
 
         Raises:
-            ValueError: the day is refused, and nothing is recorded.
-            StepError: a command failed; the next `dlrm daily` resumes it.
+            ValueError, FileExistsError: the day is refused.
+            StepError: a command failed.
         """
-        say(painted(day.name, "bold"))
-        with day.local() as path:
-            self._learn(day, path)
-        self._prune()
-        for alarm in self._chain.days[-1].alarms:
-            say(f"warning: {day.name}: {alarm}")
-
-    def _learn(self, day: Day, path: Path) -> None:
-        before = self._chain.days[-1] if self._chain.days else None
-        content = day.digest_at(path)
-        self._chain.check_new(day, content)
-        folder = self._chain.path_of(day.name)
-        facts = {"content": content, "parent": before.digest if before else ""}
-        self._begin(folder, facts | {"schema": self._chain.schema})
-        judged: dict[str, dict[str, float | None]] = {}
-        fields: dict[str, dict[str, float]] = {}
-        if before is not None:
-            judged, fields, rows, clicks = self._judge(day, path, folder)
-            self._check_rows(day, folder, rows, clicks)
-        self._prepare(day, path, folder, before)
-        dataset = self._chain.dataset_of(day.name)
-        if before is None:
-            rows, clicks = _counts(dataset)
-            self._check_rows(day, folder, rows, clicks)
-        else:
-            for name, psi in psi_by_field(self._chain.dataset_of(before.name), dataset).items():
-                fields.setdefault(name, {})["psi"] = psi
-        self._train(day, path, folder, before, rows)
-        checkpoint = self._chain.checkpoint_of(day.name)
-        self._chain.add(
-            LearnedDay(
-                day.name,
-                day.files,
-                content,
-                before.digest if before else "",
-                digest_of(dataset) or "",
-                digest_of(checkpoint) or "",
-                rows,
-                clicks,
-                judged,
-                fields,
-                alarms_of(self._bounds, judged.get(CONTINUED, {}), fields),
-            )
-        )
-
-    def _begin(self, folder: Path, facts: dict[str, str]) -> None:
-        """Makes the directory of a day, without what was begun from other rows."""
-        path = folder / BEGUN
-        if path.exists() and {n: read_sealed(path).get(n) for n in facts} == facts:
-            return
-        if folder.exists():
-            shutil.rmtree(folder)
-        make_directories(folder)
-        write_atomically(path, sealed_json(facts))
-
-    def _judge(self, day: Day, path: Path, folder: Path) -> tuple[dict, dict, int, int]:
-        """Returns metrics by model, shares by field, rows and clicks of a day not yet learned."""
-        models = {CONTINUED: self._chain.checkpoint_of(self._chain.days[-1].name)}
-        if FROZEN in self._own.compare:
-            models[FROZEN] = self._chain.checkpoint_of(self._chain.days[0].name)
-        if RETRAINED in self._own.compare:
-            models[RETRAINED] = self._retrained(folder)
-        facts = {}
-        for model, checkpoint in models.items():
-            output = folder / "judged" / model
-            if not (output / "evaluation.json").exists():
-                flags = {"checkpoint": checkpoint, "input": path, "output": output}
-                with self._timed(day.name, f"judge {model}"):
-                    self._step("evaluate", {**flags, "bootstrap": 0, **self._rows.judging})
-            facts[model] = with_nan(read_json(output / "evaluation.json"))
-        judged = {
-            model: {n: own["models"][0][n]["value"] for n in _METRICS if n in own["models"][0]}
-            for model, own in facts.items()
-        }
-        continued = facts[CONTINUED]
-        fields = {
-            name: {"missing": missing, "unknown": unknown}
-            for name, missing, unknown in continued["fields"]
-        }
-        return judged, fields, continued["rows"], continued["clicks"]
-
-    def _retrained(self, folder: Path) -> Path:
-        """Returns a model of all learned days, trained anew."""
-        at, names = folder / _RETRAINED, [day.name for day in self._chain.days]
-        if gone := [name for name in names if name not in self._raw]:
-            raise ValueError(
-                f"--compare {RETRAINED}: expected all learned days in --days, got none named "
-                f"{gone[0]}"
-            )
-        if not (at / _TRAINED).exists():
-            with self._timed(folder.name, "retrain"):
-                at.mkdir(exist_ok=True)
-                with ExitStack() as stack:
-                    paths = [stack.enter_context(self._raw[name].local()) for name in names]
-                    flags = self._preparation(paths, at)
-                    self._step("prepare", {**flags, "overwrite": True})
-                flags = self._first_training(at / self._rows.dataset, at / "run")
-                self._step("train", flags, self._flag_file())
-            write_atomically(at / _TRAINED, "")
-        return at / "run"
-
-    def _check_rows(self, day: Day, folder: Path, rows: int, clicks: int) -> None:
-        """Refuses a day without clicks, or with far fewer rows than the day before."""
-        problem, accept = "", f"--accept {day.name} learns it, "
+        folder = self._folder / name
+        before = self._folder / self.days[-1]["name"] if self.days else None
+        self._begin(folder, path)
+        if before is not None and not (folder / JUDGED).exists():
+            flags = {"checkpoint": before / RUN, "input": path, "output": folder / JUDGED}
+            self._step("evaluate", flags | self._judging)
+        if not (folder / DATASET / MANIFEST).exists():
+            flags = {"schema": self._schema, "input": path, "output": folder / DATASET}
+            flags |= {"extend": before and before / DATASET, "test_fraction": 0}
+            self._step("prepare", flags | self._format | {"cores": self._own.cores})
+        spec = FeatureSpec.load(folder / DATASET)
+        rows, clicks = spec.num_rows("train"), spec.metadata["clicks"]["train"]
         if not 0 < clicks < rows:
-            problem = f"expected rows with and without a click, got {clicks:,} clicks of {rows:,}"
-            accept = ""
-        elif self._chain.days and day.name not in self._own.accept:
-            usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
-            if rows < (least := self._own.least_rows * usual):
-                problem = (
-                    f"expected {math.ceil(least):,} rows or more (--least_rows "
-                    f"{self._own.least_rows:g} of the {usual:,} of {name}), got {rows:,}"
-                )
-        if problem:
-            shutil.rmtree(folder)
-            raise ValueError(
-                f"{day.place}: {problem}; nothing is learned of it. {accept}--skip {day.name} "
-                "leaves it out"
-            )
+            raise ValueError(f"{path}: expected rows with and without a click, got {clicks} clicks")
+        self._train(folder, before, rows)
+        judged = read_json(folder / JUDGED / "evaluation.json")["models"][0] if before else {}
+        metrics = {name: judged.get(name, {}).get("value") for name in _METRICS}
+        record = {"name": name, "rows": rows, "clicks": clicks, "judged": metrics}
+        tidy_leftovers(folder)  # of a step that was killed after its last change
+        write_atomically(folder / LEARNED, sealed_json(record))
+        self.days.append(record)
 
-    def _prepare(self, day: Day, path: Path, folder: Path, before: LearnedDay | None) -> None:
-        if digest_of(self._chain.dataset_of(day.name)) is not None:
-            return
-        flags = self._preparation([path], folder)
-        names = ("half_life", "candidates", "admission_probability")
-        flags |= {name: getattr(self._own, name) for name in names}
+    def _begin(self, folder: Path, path: Path) -> None:
+        """Makes the folder of a day, without stages of other rows, settings or days before."""
+        files = sorted(file for file in [path, *path.rglob("*")] if file.is_file())
+        facts: dict[str, Any] = {"after": [day["name"] for day in self.days[-1:]]}
+        stats = [(str(file.relative_to(path)), file.stat()) for file in files]
+        facts["files"] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        facts |= {"format": self._format, "epochs": self._own.epochs}
+        for name, file in (("schema", self._schema), ("train_flags", self._own.train_flags)):
+            facts[name] = file and file.read_text(encoding="utf-8")
+        begun = folder / BEGUN
+        if begun.exists():
+            if {name: read_sealed(begun).get(name) for name in facts} == facts:
+                return
+            remove_unused(folder)
+        elif folder.exists() and any(entry.name[0] != "." for entry in folder.iterdir()):
+            raise FileExistsError(f"{folder}: exists and has no {BEGUN}; name another --output")
+        make_directories(folder)
+        write_atomically(begun, sealed_json(facts))
+
+    def _train(self, folder: Path, before: Path | None, rows: int) -> None:
+        flags = {"dataset": folder / DATASET, "save_checkpoint_path": folder / RUN, "resume": True}
         if before is not None:
-            flags["extend"] = self._chain.dataset_of(before.name)
-        if (date := date_of(day.name)) is not None or before is None:
-            flags["day"] = date or 0
-        with self._timed(day.name, "prepare"):
-            self._step("prepare", flags)
+            flags |= {"continue_from": before / RUN, "epochs": self._own.epochs}
+            if self._own.train_flags is None:
+                flags["embedding_l2"] = self._embedding_l2(before / RUN, rows)
+            self._step("train", flags)
+        elif (file := self._own.train_flags) is not None:
+            self._step("train", flags | {"set_aside": 0}, [f"--flagfile={file.absolute()}"])
+        else:
+            self._step("train", flags | {"set_aside": 0, "recipe": "auto"})
 
-    def _train(
-        self, day: Day, path: Path, folder: Path, before: LearnedDay | None, rows: int
-    ) -> None:
-        if (folder / _TRAINED).exists():
-            return
-        dataset, run = self._chain.dataset_of(day.name), folder / "run"
-        flags, words = self._first_training(dataset, run), self._flag_file()
-        if before is None and self._own.train_flags is not None:
-            write_atomically(folder / _FLAGS, self._own.train_flags.read_text("utf-8"))
-        if before is not None:
-            checkpoint = self._chain.checkpoint_of(before.name)
-            if self._own.recalibrate:
-                checkpoint = self._recalibrated(checkpoint, day, path, folder)
-            flags, words = self._further_training(dataset, run, checkpoint), []
-            flags |= self._l2_of_recipe(checkpoint, rows)
-        with self._timed(day.name, "train"):
-            self._step("train", flags, words)
-        write_atomically(folder / _TRAINED, "")
-
-    def _recalibrated(self, checkpoint: Path, day: Day, path: Path, folder: Path) -> Path:
-        """Returns a copy of a checkpoint that is recalibrated to a day, which it has not learned.
-
-        The training that continues from it carries the recalibration over.
-        """
-        made = folder / _RECALIBRATED / checkpoint.name
-        if not made.exists():
-            flags = {"checkpoint": checkpoint, "input": path, "bootstrap": 0, **self._rows.judging}
-            flags |= {"recalibrate": True, "recalibrated_checkpoint": made}
-            with self._timed(day.name, "recalibrate"):
-                made.parent.mkdir(exist_ok=True)
-                self._step("evaluate", flags)
-        return made
-
-    def _preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
-        return {**self._rows.preparation(inputs, folder), "cores": self._own.cores}
-
-    def _first_training(self, dataset: Path, output: Path) -> dict[str, Any]:
-        flags = {"dataset": dataset, "save_checkpoint_path": output, "resume": True, "set_aside": 0}
-        return flags | ({"recipe": "auto"} if self._own.train_flags is None else {})
-
-    def _further_training(self, dataset: Path, output: Path, checkpoint: Path) -> dict[str, Any]:
-        own, flags = self._own, {"dataset": dataset, "save_checkpoint_path": output, "resume": True}
-        flags |= {"continue_from": checkpoint, "epochs": own.epochs}
-        flags["evict_unseen_days"] = own.evict_unseen_days
-        if own.replay:
-            kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
-            flags |= {"replay": own.replay, "replay_data": kept}
-        return flags
-
-    def _l2_of_recipe(self, checkpoint: Path, rows: int) -> dict[str, float]:
+    def _embedding_l2(self, run: Path, rows: int) -> float | None:
         """Returns the recipe's regularization for the rows of all days; it falls as they grow."""
         from dlrm.api.recipe import embedding_l2
         from dlrm.tasks.run import saved_flags
         from dlrm.train.checkpoints.directory import find_checkpoint
 
-        regularized = saved_flags(find_checkpoint(checkpoint), ["embedding_l2"])["embedding_l2"]
-        if self._own.train_flags is not None or not regularized:
-            return {}
-        return {"embedding_l2": embedding_l2(rows + sum(day.rows for day in self._chain.days))}
+        saved = saved_flags(find_checkpoint(run), ["embedding_l2"])["embedding_l2"]
+        return embedding_l2(rows + sum(day["rows"] for day in self.days)) if saved else None
 
-    def _flag_file(self) -> list[str]:
-        file = self._own.train_flags
-        return [] if file is None else [f"--flagfile={file.absolute()}"]
+    def _step(self, name: str, flags: Mapping[str, Any], words: Sequence[str] = ()) -> None:
+        run_step(name, flags, self._log, "^warning:", words, held=[self._lock])
 
-    def _step(self, name: str, flags: Mapping[str, Any], words: list[str] | None = None) -> None:
-        run_step(name, flags, self._log, "^(note|warning):", words or [])
-
-    @contextmanager
-    def _timed(self, day: str, step: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        seconds = round(time.monotonic() - began, 2)
-        facts = {"day": day, "step": step, "seconds": seconds, "ended": time.strftime(_TIME)}
-        self._log.write(f"{json.dumps(facts)}\n")
-        say(f"  {step:<18}{seconds:8.1f} s")
-
-    def _prune(self) -> None:
-        """Removes datasets and checkpoints of old days, except the checkpoint of the first."""
-        days = self._chain.days
-        for name in (_RETRAINED, _RECALIBRATED):
-            shutil.rmtree(self._chain.path_of(days[-1].name) / name, ignore_errors=True)
-        for number, day in enumerate(days[: -self._own.keep]):
-            folder = self._chain.path_of(day.name)
-            for name in ("dataset", *(["run"] if number else [])):
-                shutil.rmtree(folder / name, ignore_errors=True)
+    def finish(self) -> None:
+        """Writes the page, and removes datasets and models of more than `--keep` days ago."""
+        if self.days:
+            write_atomically(self._folder.parent / PAGE, _page(self.days))
+        for day in self.days[: -self._own.keep]:
+            for name in (DATASET, RUN):
+                shutil.rmtree(self._folder / day["name"] / name, ignore_errors=True)
 
 
-def _counts(dataset: Path) -> tuple[int, int]:
-    """Returns rows and clicks of a dataset's training rows."""
-    from dlrm.data.clicks.feature_spec import FeatureSpec
+def _cells(day: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of a day in the table of text and of the page."""
+    metrics = (day["judged"][name] for name in _METRICS)
+    shown = ["-" if value is None else f"{value:.4f}" for value in metrics]
+    return [day["name"], f"{day['rows']:,}", f"{day['clicks']:,}", *shown]
 
-    rows = read_manifest(dataset, "dataset")["rows"]["train"]
-    return rows, FeatureSpec.load(dataset).metadata["clicks"]["train"]
+
+def _line(cells: Sequence[str], width: int) -> str:
+    day, *others = cells
+    aligned = (t.rjust(max(len(h), 10)) for h, t in zip(_HEADS[1:], others, strict=True))
+    return " ".join([day.ljust(width), *aligned])
+
+
+def _page(days: Sequence[Mapping[str, Any]]) -> str:
+    lead = ["Each day was judged by the model of the day before, which had not learned its rows."]
+    caption = "Metrics of each day before it was learned"
+    metrics = table([("", _HEADS)], [_cells(day) for day in days], caption, full=True)
+    return document("Learned day by day", lead, [], [Section("Metrics by day", [metrics])])

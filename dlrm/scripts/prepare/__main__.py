@@ -33,12 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
             ("Files", TextFormat),
             ("For --schema criteo", CriteoConfig),
             *PREPARATION,
-            ("Days", IncrementConfig),
+            ("Extension", IncrementConfig),
             *SPARK,
             ("Spark", StoreConfig),
         ],
-        ("Dataset", "Files", "Division of rows", "Days", "Preparation", "For --schema criteo"),
-        without=("held_out",),
+        ("Dataset", "Files", "Division of rows", "Extension", "Preparation", "For --schema criteo"),
     )
     hint = "the same command resumes the run"
     return run_command(line, _run, __doc__, arguments, at_store=_at_store, hint=hint)

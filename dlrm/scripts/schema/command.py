@@ -1,17 +1,17 @@
 """Drafts a schema from tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dlrm.command_line import flags_of, free_name, shell_line
 from dlrm.data.tables.draft import Draft, draft
-from dlrm.data.tables.fields import INEXACT, listed, shown_name
+from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
-from dlrm.data.transform.fields import Cross, Encoding
-from dlrm.data.transform.schema import CategoricalField, Schema
+from dlrm.data.transform.fields import Cross
+from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief, one_line
 from dlrm.flags import Values
 from dlrm.scripts.common.table_flags import text_format
@@ -40,7 +40,7 @@ def run(values: Values) -> None:
         text=text if isinstance(files[0].kind, Text) else None,
         seen=seen,
     )
-    drafted = replace(drafted, schema=with_derived(drafted.schema, own.encode, own.cross))
+    drafted = replace(drafted, schema=with_crosses(drafted.schema, own.cross))
     drafted.save(own.output, ", ".join(own.input))
     notes = [note for path, spans in seen.spans.items() if (note := spans.note(path, text))]
     for note in notes[:_MOST_NOTES]:
@@ -57,45 +57,26 @@ def _say(line: str) -> None:
     print(one_line(line))
 
 
-def with_derived(schema: Schema, encode: Sequence[str], cross: Sequence[str]) -> Schema:
-    """Returns a schema with the encodings and crosses of `--encode` and `--cross`.
+def with_crosses(schema: Schema, cross: Sequence[str]) -> Schema:
+    """Returns a schema with the crosses of `--cross`.
 
     Raises:
-        ValueError: a flag has another form, or a field of it cannot be encoded or crossed.
+        ValueError: the flag has another form, or a field of it cannot be crossed.
     """
-    fields = {field.column: field for field in schema.categorical}
-    for text in encode:
-        kinds, colon, names = (part.strip() for part in text.partition(":"))
-        if not colon:
-            raise ValueError(f"--encode {text}: expected KINDS:FIELDS, such as target:user,item")
-        for name in _categorical("encode", text, names, fields):
-            encodings = tuple(map(Encoding, _listed(kinds)))
-            field = fields[name]
-            fields[name] = replace(field, encodings=field.encodings + encodings)
-    crosses = []
+    columns, crosses = schema.categorical_names, []
     for text in cross:
         names, _, buckets = text.partition(":")
         if buckets and not buckets.strip().isdecimal():
             raise ValueError(f"--cross {text}: expected FIELDS or FIELDS:BUCKETS, got {buckets!r}")
-        of = tuple(_categorical("cross", text, names, fields))
-        crosses.append(Cross(of, buckets=int(buckets or CROSS_BUCKETS)))
-    return replace(schema, categorical=tuple(fields.values()), crosses=tuple(crosses))
-
-
-def _categorical(
-    flag: str, text: str, names: str, fields: Mapping[str, CategoricalField]
-) -> list[str]:
-    for name in (found := _listed(names)):
-        if name not in fields:
-            raise ValueError(
-                f"--{flag} {text}: expected categorical fields among {', '.join(fields)}, got "
-                f"{brief(name)}"
-            )
-    return found
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+        fields = tuple(name.strip() for name in names.split(","))
+        for name in fields:
+            if name not in columns:
+                raise ValueError(
+                    f"--cross {text}: expected categorical fields among {', '.join(columns)}, got "
+                    f"{brief(name)}"
+                )
+        crosses.append(Cross(fields, buckets=int(buckets or CROSS_BUCKETS)))
+    return replace(schema, crosses=tuple(crosses))
 
 
 def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
@@ -105,8 +86,6 @@ def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
     print(f"categorical: {len(schema.categorical)}")
     if schema.crosses:
         print(f"crosses:     {listed([cross.column for cross in schema.crosses])}")
-    if encoded := schema.numerical_names[len(schema.numerical) :]:
-        print(f"encodings:   {listed(encoded)}")
     if schema.time is not None:
         name = shown_name(schema.time.column)
         _say(f"time:        {name}; prepare tests on the rows after --test_from=TIME, if given")
@@ -123,8 +102,8 @@ def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
         _say(f"left out:    {shown_name(name)}, {why}")
     for name, why in (drafted.leaks | drafted.partial_leaks).items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
-    for name in drafted.inexact:
-        _say(f"warning:     {shown_name(name)} has {INEXACT}; prepare refuses it")
+    for name, why in drafted.inexact.items():
+        _say(f"warning:     {shown_name(name)} has {why}; prepare refuses it")
     _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
     command = ["dlrm", "prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]

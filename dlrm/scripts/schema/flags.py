@@ -23,11 +23,6 @@ class DraftConfig:
     weight: str | None = setting(None, "column of sample weights")
     groups: tuple[str, ...] = setting((), "columns to group metrics by, such as the user")
     time: str | None = setting(None, "column of the time; default: the first one found")
-    encode: tuple[str, ...] = setting(
-        (),
-        "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields",
-        repeated=True,
-    )
     cross: tuple[str, ...] = setting(
         (),
         f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields; "

@@ -3,8 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,11 +17,11 @@ from dlrm.preproc.stages.division import splitmix64
 from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
 
 if TYPE_CHECKING:
-    from dlrm.scripts.simulate_logs.histories import Seen
+    from dlrm.scripts.simulate_logs.histories import HistorySimulator
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
-_CALIBRATION_ROWS = 1 << 16
+CALIBRATION_ROWS = 1 << 16
 _LARGEST_INTEGER = 99_999_999  # two tables of four digits
 # Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
 _CRITEO_CARDINALITIES = (
@@ -36,9 +35,9 @@ _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a p
 
 
 class Chunk(NamedTuple):
-    """Some rows of a day: their text, the true probability of a click and the label drawn."""
+    """Some rows of a day: text or a table, the true probability of a click and the label drawn."""
 
-    text: bytes
+    rows: Any
     probability: np.ndarray
     label: np.ndarray
 
@@ -69,9 +68,15 @@ class Simulator:
 
     def chunks(self, day: int) -> Iterator[Chunk]:
         """Yields the rows of a day."""
-        rows = self.simulation.day_rows(day)
-        for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
-            yield self._chunk(day, number, min(_CHUNK_ROWS, rows - first))
+        for number, rows in chunk_sizes(self.simulation, day):
+            yield self._chunk(day, number, rows)
+
+    def write(self, directory: Path, day: int) -> Iterator[Chunk]:
+        """Writes the rows of a day as text, and yields them."""
+        with open(directory / f"day_{day}", "wb") as file:
+            for chunk in self.chunks(day):
+                file.write(chunk.rows)
+                yield chunk
 
     def _chunk(self, day: int, number: int, rows: int) -> Chunk:
         random = np.random.Generator(
@@ -99,19 +104,31 @@ class Simulator:
     def _calibrate(self) -> None:
         """Scales the effects to the deviations above and moves the mean to the click rate."""
         random = np.random.default_rng(np.random.SeedSequence([self.simulation.seed, 2]))
-        numericals, categoricals = self._draw(random, 0, _CALIBRATION_ROWS)
+        numericals, categoricals = self._draw(random, 0, CALIBRATION_ROWS)
         self._scales = np.ones(1 + len(self._pairs))
         effects = self._effects(numericals + categoricals)
         wanted = np.full(len(effects), _PAIR_DEVIATION)
         wanted[0] = _MAIN_DEVIATION
         self._scales = wanted / np.maximum(effects.std(1), 1e-6)
         logit = (effects * self._scales[:, None]).sum(0)
-        low, high = -30.0, 30.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            rate = (1 / (1 + np.exp(-(logit + middle)))).mean()
-            low, high = (middle, high) if rate < self.simulation.click_rate else (low, middle)
-        self._bias = low
+        self._bias = bias_for(logit, self.simulation.click_rate)
+
+
+def chunk_sizes(simulation: Simulation, day: int) -> Iterator[tuple[int, int]]:
+    """Yields the number of each chunk of a day, and its rows."""
+    rows = simulation.day_rows(day)
+    for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
+        yield number, min(_CHUNK_ROWS, rows - first)
+
+
+def bias_for(logit: np.ndarray, click_rate: float) -> float:
+    """Returns what to add to logits for a mean probability of `click_rate`."""
+    low, high = -30.0, 30.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        rate = (1 / (1 + np.exp(-(logit + middle)))).mean()
+        low, high = (middle, high) if rate < click_rate else (low, middle)
+    return low
 
 
 class _Column(NamedTuple):
@@ -316,23 +333,24 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     if simulation.history:
         least = simulation.history // 2  # an item takes most of a byte
     check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
-    write_day = _days(simulation)
-    last = simulation.days - 1
-    metrics = {name: StreamingMetrics() for name in ("test", "validation", "last_day")}
+    simulator, last = _simulator(simulation), simulation.days - 1
+    halves = {name: StreamingMetrics() for name in ("test", "validation")}
     of_days = []
     with staged_directory(output, replace=True) as staging:
         for day in range(simulation.days):
             start, done, of_day = time.perf_counter(), 0, StreamingMetrics()
-            for chunk in write_day(staging, day):
-                of_day.add(chunk.probability, chunk.label)
+            for _, probability, label in simulator.write(staging, day):
+                of_day.add(probability, label)
                 if day == last:
-                    _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
-                done += len(chunk.label)
+                    half = max(simulation.day_rows(last) // 2 - done, 0)
+                    halves["test"].add(probability[:half], label[:half])
+                    halves["validation"].add(probability[half:], label[half:])
+                done += len(label)
             of_days.append(of_day.summary())
             seconds = time.perf_counter() - start
             print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
         planted = {
-            **{name: sums.summary() for name, sums in metrics.items()},
+            **{name: sums.summary() for name, sums in halves.items()},
             "days": of_days,
             "simulation": vars(simulation),
         }
@@ -341,26 +359,9 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     return planted
 
 
-def _days(simulation: Simulation) -> "Callable[[Path, int], Iterator[Chunk | Seen]]":
-    """Returns a function that writes a day into a directory and yields its rows."""
-    if simulation.history:
-        from dlrm.scripts.simulate_logs.histories import HistorySimulator
+def _simulator(simulation: Simulation) -> "Simulator | HistorySimulator":
+    if not simulation.history:
+        return Simulator(simulation)
+    from dlrm.scripts.simulate_logs.histories import HistorySimulator  # imports pyarrow
 
-        return HistorySimulator(simulation).write
-    return partial(_write_log, Simulator(simulation))
-
-
-def _write_log(simulator: Simulator, directory: Path, day: int) -> Iterator[Chunk]:
-    with open(directory / f"day_{day}", "wb") as file:
-        for chunk in simulator.chunks(day):
-            file.write(chunk.text)
-            yield chunk
-
-
-def _add_last_day(
-    metrics: dict[str, StreamingMetrics], chunk: "Chunk | Seen", test_rows: int
-) -> None:
-    """Adds a chunk of the last day, whose first `test_rows` rows are in the first half."""
-    metrics["last_day"].add(chunk.probability, chunk.label)
-    metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
-    metrics["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
+    return HistorySimulator(simulation)

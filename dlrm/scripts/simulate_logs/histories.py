@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dlrm.scripts.simulate_logs.command import CALIBRATION_ROWS, Chunk, bias_for, chunk_sizes
 from dlrm.scripts.simulate_logs.flags import Simulation
 
-ITEMS = 100
-SCHEMA = "schema.yaml"
-_CHUNK_ROWS = 1 << 16
-_CALIBRATION_ROWS = 1 << 16
+_ITEMS = 100
 _TASTES = 4  # dimensions in which items are alike
 _LEAST_ALIKE = 0.7  # cosine from which on a seen item counts
 _DEVIATION, _ITEM_DEVIATION = 1.5, 0.4  # of the planted attention in the logit, and of items
@@ -32,14 +29,6 @@ categorical:
 """
 
 
-class Seen(NamedTuple):
-    """Some rows of a day: columns, the true probability of a click and the label drawn."""
-
-    table: pa.Table
-    probability: np.ndarray
-    label: np.ndarray
-
-
 class HistorySimulator:
     """Draws rows from the planted model
 
@@ -53,45 +42,33 @@ class HistorySimulator:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         draw = np.random.default_rng(np.random.SeedSequence([simulation.seed, 5]))
-        vectors = draw.normal(size=(ITEMS, _TASTES))
+        vectors = draw.normal(size=(_ITEMS, _TASTES))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         self._alike = np.maximum(vectors @ vectors.T - _LEAST_ALIKE, 0)
-        self._effects = draw.normal(0, _ITEM_DEVIATION, ITEMS)
-        self._calibrate()
-
-    def _calibrate(self) -> None:
-        """Scales the attention to its deviation, and moves the mean to the click rate."""
-        self._scale, self._bias = 1.0, 0.0
-        random = np.random.default_rng(np.random.SeedSequence([self.simulation.seed, 6]))
-        item, seen, lengths = self._draw(random, _CALIBRATION_ROWS)
+        self._effects = draw.normal(0, _ITEM_DEVIATION, _ITEMS)
+        random = np.random.default_rng(np.random.SeedSequence([simulation.seed, 6]))
+        item, seen, lengths = self._draw(random, CALIBRATION_ROWS)
         attention = self._attention(item, seen, lengths)
         self._scale = _DEVIATION / attention.std()
         logit = self._scale * attention + self._effects[item]
-        low, high = -30.0, 30.0
-        for _ in range(50):
-            self._bias = (low + high) / 2
-            rate = (1 / (1 + np.exp(-(logit + self._bias)))).mean()
-            low, high = (
-                (self._bias, high) if rate < self.simulation.click_rate else (low, self._bias)
-            )
+        self._bias = bias_for(logit, simulation.click_rate)
 
-    def write(self, directory: Path, day: int) -> Iterator[Seen]:
+    def write(self, directory: Path, day: int) -> Iterator[Chunk]:
         """Writes the rows of a day as Parquet, beside the schema of all days, and yields them."""
-        longest = 2 * self.simulation.history
-        (directory / SCHEMA).write_text(_TEXT.format(longest=longest), encoding="utf-8")
+        schema = _TEXT.format(longest=2 * self.simulation.history)
+        (directory / "schema.yaml").write_text(schema, encoding="utf-8")
         with pq.ParquetWriter(directory / f"day_{day}.parquet", _COLUMNS) as writer:
             for chunk in self.chunks(day):
-                writer.write_table(chunk.table)
+                writer.write_table(chunk.rows)
                 yield chunk
 
-    def chunks(self, day: int) -> Iterator[Seen]:
+    def chunks(self, day: int) -> Iterator[Chunk]:
         """Yields the rows of a day."""
-        rows = self.simulation.day_rows(day)
-        for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
+        for number, rows in chunk_sizes(self.simulation, day):
             seeds = np.random.SeedSequence([self.simulation.seed, 7, day, number])
-            yield self._chunk(np.random.default_rng(seeds), min(_CHUNK_ROWS, rows - first))
+            yield self._chunk(np.random.default_rng(seeds), rows)
 
-    def _chunk(self, random: np.random.Generator, rows: int) -> Seen:
+    def _chunk(self, random: np.random.Generator, rows: int) -> Chunk:
         item, seen, lengths = self._draw(random, rows)
         logit = self._bias + self._effects[item]
         logit += self._scale * self._attention(item, seen, lengths)
@@ -100,14 +77,14 @@ class HistorySimulator:
         offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
         lists = pa.ListArray.from_arrays(offsets, seen.astype(np.int32))
         columns = [label.astype(np.int8), item.astype(np.int32), lists]
-        return Seen(pa.table(columns, schema=_COLUMNS), probability, label)
+        return Chunk(pa.table(columns, schema=_COLUMNS), probability, label)
 
     def _draw(
         self, random: np.random.Generator, rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns items, seen items and numbers of these; some items are more popular."""
         lengths = random.integers(0, 2 * self.simulation.history + 1, rows)
-        ids = [(ITEMS * random.random(n) ** 1.5).astype(int) for n in (rows, lengths.sum())]
+        ids = [(_ITEMS * random.random(n) ** 1.5).astype(int) for n in (rows, lengths.sum())]
         return ids[0], ids[1], lengths
 
     def _attention(self, item: np.ndarray, seen: np.ndarray, lengths: np.ndarray) -> np.ndarray:

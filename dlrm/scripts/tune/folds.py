@@ -73,7 +73,6 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
             ["train", "test"],
             lists=spec.lists,
             tables=spec.shared_tables,
-            dims=spec.embedding_dims,
         )
         for split in ("train", "test"):
             folder = new.file(split, new.label).parent

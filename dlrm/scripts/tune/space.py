@@ -154,7 +154,7 @@ def default_space(facts: DatasetFacts) -> dict[str, Any]:
         "batch_size": [size // 2, size, 2 * size],
         "epochs": {"low": max(epochs // 2, 1), "high": 2 * epochs, "log": True},
         "lr": {"low": lr / 2, "high": 2 * lr, "log": True},
-        "embedding_dim": [dim for dim in (8, 16, 32) if dim >= facts.widest] or [facts.widest],
+        "embedding_dim": [8, 16, 32],
     }
     if l2 := usual.get("embedding_l2"):
         space["embedding_l2"] = {"low": l2 / 10, "high": 5 * l2, "log": True}

@@ -5,7 +5,6 @@ as id 0, unknown.
 """
 
 import copy
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.dlrm import DLRM
-from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.mlp import without_norms
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.model.score import Score
-from dlrm.serving.network.quantize import wide_rows
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
 
@@ -69,6 +66,7 @@ class Exportable(nn.Module):
         )
         self.attention = nn.ModuleList(units)
         self.attends = len(self.attention) > 0
+        self.eval()
 
     def forward(
         self,
@@ -189,57 +187,6 @@ class _Score(nn.Module):
         return self.output(hidden)
 
 
-class ExportableEnsemble(nn.Module):
-    """Exportable networks whose logits are averaged and then turned into scores.
-
-    Args:
-        probability, recalibration: see `Exportable`.
-    """
-
-    def __init__(
-        self, members: Sequence[Exportable], probability: bool, recalibration: Recalibration | None
-    ) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.probability = probability
-        self.recalibrate = nn.Identity() if recalibration is None else recalibration
-
-    def forward(
-        self,
-        numerical: Tensor,
-        ids: Tensor,
-        lengths: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """See `Exportable.forward`."""
-        logits = torch.zeros(1, device=numerical.device)
-        for member in self.members:
-            logits = logits + member(numerical, ids, lengths, weights)
-        logits = self.recalibrate(logits / len(self.members))
-        return logits.sigmoid() if self.probability else logits
-
-
-def exportable(
-    model: DLRM | Ensemble,
-    tables: Tensor,
-    probability: bool = False,
-    recalibration: Recalibration | None = None,
-) -> Exportable | ExportableEnsemble:
-    """Returns a trained DLRM, or an ensemble of them, in plain operators.
-
-    Args:
-        model, tables, probability, recalibration: see `Exportable`.
-    """
-    if not isinstance(model, Ensemble):
-        return Exportable(model, tables, probability, recalibration).eval()
-    rows = sum(model.config.embedding_rows)
-    members = [
-        Exportable(member, tables[rows * index : rows * (index + 1)])
-        for index, member in enumerate(members_of(model))
-    ]
-    return ExportableEnsemble(members, probability, recalibration).eval()
-
-
 def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
     """Returns two rows with the arrays and types of `inputs`, with id 0 of each table.
 
@@ -302,7 +249,7 @@ def _wide_weights(model: DLRM, tables: Tensor) -> Tensor:
     """Returns the weight of each id, `[rows, 1]`: float32 for float32 tables, otherwise float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
-    weights = wide_rows(model)
+    weights = model.wide.weight.detach()
     return weights if tables.dtype == torch.float32 else weights.half()
 
 

@@ -108,8 +108,9 @@ class Recalibration(nn.Module):
         Raises:
             KeyError, TypeError, ValueError: it is damaged.
         """
-        line = (float(stored[name]) for name in ("value", "slope", "center"))
-        made = cls(str(stored["kind"]), *line, dict(stored.get("facts", {})))
+        value, slope, center = (float(stored[name]) for name in ("value", "slope", "center"))
+        facts = dict(stored.get("facts", {}))
+        made = cls(str(stored["kind"]), value, slope, center, facts)
         if (rows := stored.get("fitted_to")) is not None:
             made.fitted_to = FittedRows(tuple(map(str, rows["sources"])), rows["split"])
         return made

@@ -39,7 +39,7 @@ def read_inputs(
     numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
     inputs = Inputs.from_columns(numerical, ids)
     if shares is not None:
-        absent = missing_features(rows.numerical, rows.categorical, numerical.shape[1])
+        absent = missing_features(rows.numerical, rows.categorical)
         shares.add(absent, inputs.without_id())
     return inputs, rows
 

@@ -11,9 +11,7 @@
     STEP/transform/             the fitted transform of the training data, if they came with one
     STEP/MODEL.md               model card: describes the model and how to load it
     STEP/results.json           summary of the training, if `dlrm.fit` wrote it
-    STEP/days.safetensors       last days of table rows, if a run evicts those that it does not see
     STEP/recalibration/         recalibration of the model's scores, if there is one
-    STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last
 
 Tables are stored one by one, whatever the layout in memory and whichever rank holds them, so a
@@ -45,7 +43,6 @@ from dlrm.train.checkpoints.state import (
     checked_config,
     random_state_file,
     read_tensors,
-    refuse_ensemble,
     tensor_shape,
 )
 from dlrm.train.checkpoints.writer import CheckpointWriter
@@ -174,7 +171,6 @@ def load_checkpoint(
 
 def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     """Reads a checkpoint of ours, after verifying the checksums of the files this rank reads."""
-    refuse_ensemble(directory, read_config(directory))
     read_manifest(directory, "checkpoint", True, lambda name: _is_read(name, own_tables))
     config = read_config(directory)
     tables, state = saved_tables(directory, config)
@@ -260,9 +256,8 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
         _refuse_not_finite(f"{file}: {name}", tensor)
     for part in parameters.table_parts():
         rows = saved.tables[part.table]
-        row, column = part.piece.rows[0], part.piece.columns[0]
         for first, block in _blocks(rows, part):
-            _refuse_not_finite(f"{rows.path}: row", block, (row + first, column))
+            _refuse_not_finite(f"{rows.path}: row", block, (part.piece.rows[0] + first, 0))
 
 
 def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
@@ -349,7 +344,7 @@ def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | No
         if low is None:
             rows[own] = block.view_as(rows[own])
         else:
-            rows[own], low[own] = split_float32(block.contiguous())
+            rows[own], low[own] = split_float32(block)
 
 
 def _blocks(saved: SavedRows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
@@ -357,6 +352,4 @@ def _blocks(saved: SavedRows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
     first, end = part.piece.rows
     for begin in range(first, end, _ROWS_AT_ONCE):
         block = torch.from_numpy(saved.part(begin, min(_ROWS_AT_ONCE, end - begin)))
-        if saved.dim > 1:
-            block = block[:, slice(*part.piece.columns)]
         yield begin - first, block

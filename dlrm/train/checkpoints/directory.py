@@ -5,25 +5,27 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dlrm.distributed import World, agreed, from_first
-from dlrm.distributed.transfers import leaders
 from dlrm.documents import brief, with_nan
-from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
-from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
+from dlrm.files import (
+    MANIFEST,
+    check_local,
+    make_directories,
+    tidy_leftovers,
+    write_atomically,
+)
+from dlrm.locks import in_use, new_suffix, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter, beating
+from dlrm.train.checkpoints.writer import CheckpointWriter
 
 _BEST = "best.json"
 
@@ -32,12 +34,10 @@ class CheckpointDirectory:
     """The checkpoints of one run: the last few, and the best.
 
     Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
-    ranks construct one for the same directory, and call the same methods in the same order. The
-    directory is the first rank's: other nodes that do not see it send their files there, and have
-    a temporary folder under the same path.
+    ranks construct one for the same directory, which all see, and call the same methods in the same
+    order.
 
     Attributes:
-        nodes: the ranks that do not see the directory.
         saved: called on the first rank with the checkpoints that are kept, by step, when it is
             claimed and after each that is saved.
         inherited: returns further directories to copy into a checkpoint, when it is saved.
@@ -48,11 +48,11 @@ class CheckpointDirectory:
         keep: number of last checkpoints to keep besides the best.
         attached: a directory to copy into each, see `CheckpointWriter`.
         in_background: write while the training continues.
-        beat: called while the training waits for files.
 
     Raises:
         OSError: the directory cannot be written.
-        ValueError: its path, or that of the current folder, is not in UTF-8.
+        ValueError: its path, or that of the current folder, is not in UTF-8; or a rank sees another
+            directory than the first.
     """
 
     def __init__(
@@ -62,25 +62,16 @@ class CheckpointDirectory:
         attached: Path | None = None,
         world: World = World(),
         in_background: bool = False,
-        beat: Callable[[], object] = lambda: None,
     ):
-        self._beat = beat
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
         self.inherited: Callable[[], Sequence[Path]] = lambda: ()
-        self.tensors: Mapping[str, Mapping[str, Tensor]] = {}
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         check_local(self.path)
-        everyone = leaders(self.path, range(world.size), world)
-        senders = tuple(rank for rank, leader in everyone.items() if leader)
-        folder = None
-        if senders:
-            folders = NodeFolders(self.path, senders, world)
-            folder, self._remove_folder = folders.folder, weakref.finalize(self, folders.remove)
-        self.nodes = Nodes(senders, folder)
+        _check_shared(self.path, world)
 
     def claim(self) -> None:
         """Keeps other runs out until `release`, and tidies up after a killed one.
@@ -103,7 +94,6 @@ class CheckpointDirectory:
                 except OSError:  # a file system without locks
                     pass
                 tidy_leftovers(self.path)
-                remove_abandoned(self.path, NODE_PREFIX)
                 best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)
@@ -127,9 +117,6 @@ class CheckpointDirectory:
                 [*([self.attached] if self.attached else []), *self.inherited()],
                 self.world,
                 self._in_background,
-                self._beat,
-                self.nodes,
-                self.tensors,
             )
         if not self._in_background:
             self.finish()
@@ -163,11 +150,11 @@ class CheckpointDirectory:
             self.finish()
 
     def last(self) -> Path | None:
-        """Returns the newest checkpoint of the first rank, or None; see `on_all_nodes`."""
+        """Returns the newest checkpoint, or None."""
         return self._named(last_checkpoint(self.path) if self.world.rank == 0 else None)
 
     def best(self) -> Path | None:
-        """Returns the best checkpoint, or None if none was marked; see `on_all_nodes`."""
+        """Returns the best checkpoint, or None if none was marked."""
         with agreed(self.world, ValueError, OSError):
             found = best_checkpoint(self.path) if self.world.rank == 0 else None
         return self._named(found)
@@ -175,19 +162,6 @@ class CheckpointDirectory:
     def _named(self, found: Path | None) -> Path | None:
         name = from_first(found and found.name, self.world)
         return self.path / name if name else None
-
-    @contextmanager
-    def on_all_nodes(self, checkpoint: Path) -> Iterator[Path | None]:
-        """Yields a path of a checkpoint that this rank can read; see `on_all_nodes`."""
-        copied = on_all_nodes(checkpoint, self.path, self.world, self._beat)
-        with copied as path, beating(self._beat):
-            yield path
-
-    def close(self) -> None:
-        """Lets other runs use the directory, and removes the temporary folder of this node."""
-        self.release()
-        if self.nodes.folder is not None:
-            self._remove_folder()
 
     def best_record(self) -> dict[str, float]:
         """Returns the record of the best checkpoint; see `best_record`."""
@@ -205,6 +179,26 @@ class CheckpointDirectory:
         for old in all_checkpoints(self.path):
             if old not in kept:
                 remove_unused(old)
+
+
+def _check_shared(path: Path, world: World) -> None:
+    """Creates a directory, and checks that all ranks see the first one's."""
+    token = path / f".shared.partial-{new_suffix()}"
+    with agreed(world, OSError):
+        make_directories(path)
+        if world.rank == 0:
+            token.touch()
+    name = from_first(token.name, world)
+    try:
+        with agreed(world, ValueError):
+            if not (path / name).exists():
+                raise ValueError(
+                    f"{path}: expected the folder of rank 0, got another of this name; name one "
+                    "that all hosts share by --save_checkpoint_path, or for a URI by --cache_dir"
+                )
+    finally:
+        if world.rank == 0:
+            token.unlink(missing_ok=True)
 
 
 def run_directory(path: Path) -> Path:

@@ -32,7 +32,6 @@ NATURAL, SIZE_SORTED, DEVICE_MAPPING = "natural", "size_sorted", "device_mapping
 FEATURE_ORDERS = (NATURAL, SIZE_SORTED, DEVICE_MAPPING)
 PADDINGS = ONE, MULTIPLE_OF_8 = "one", "multiple_of_8"
 _RECORD = "nvidia"  # entry of our config.json: the directory that the checkpoint was made from
-_DIMS = "embedding dims"  # entry of our config.json under "dataset": columns of narrow tables
 _OURS = "dlrm"  # entry of their metadata.pt: the checkpoint that the directory was made from
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
 _INTERACTIONS = (*_DOTS, _CAT)  # those of NVIDIA's code
@@ -131,7 +130,7 @@ def write_nvidia(
     """
     _check_dlrm(saved)
     flags, record = saved.config.get("flags", {}), saved.config.get(_RECORD, {})
-    rows, dim = [table.rows for table in saved.tables], _width(saved)
+    rows, dim = [table.rows for table in saved.tables], saved.tables[0].dim
     order = _sorted_by(rows, feature_order) if feature_order else None
     order = order or record.get("feature_order") or _sorted_by(rows, NATURAL)
     assert order is not None
@@ -145,8 +144,6 @@ def write_nvidia(
     top[0] = (_to_theirs(first, interaction, order, dim, zeros), top[0][1])
     last = dict(zip(("weight", "bias"), top.pop(), strict=True))
     config = {k: v for k, v in saved.config.items() if k not in ("optimizers", "tables")}
-    if _DIMS in config.get("dataset", {}):  # tables are written with the columns of the others
-        config["dataset"] = {k: v for k, v in config["dataset"].items() if k != _DIMS}
     mapping = {"bottom_mlp": 0, "embedding": [order], "vectors_per_gpu": [len(order) + 1]}
     data = {"epoch": 0, "step": saved.progress.get("step", 0), "device_mapping": mapping}
     if order == record.get("feature_order"):
@@ -156,14 +153,7 @@ def write_nvidia(
         _save(staging / "top_model.mlp.pt", top)
         torch.save(last, staging / "top_model.out.pt")
         for index, table in enumerate(saved.tables):
-            path = staging / f"bottom_model.embeddings.{index}.bin"
-            matrix = saved.dense.get(f"projections.{index}")
-            if matrix is None:
-                table.copy_to(path)
-            else:
-                with open(path, "wb") as file:
-                    for block in table.blocks():
-                        file.write((torch.from_numpy(block.copy()) @ matrix).numpy().data)
+            table.copy_to(staging / f"bottom_model.embeddings.{index}.bin")
             meta = {"shape": torch.Size((table.rows, dim))}
             torch.save(meta, staging / f"embeddings.{index}.meta.pt")
         own = {"config": config, "progress": saved.progress}
@@ -179,7 +169,7 @@ Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
 def _check_dlrm(saved: SavedModel) -> None:
     parts = {name.split(".")[0] for name in saved.dense}
     known = {"bottom_mlp", "top_mlp", "output"}
-    if not saved.tables or (parts | {"top_mlp"}) - {"projections"} != known:
+    if not saved.tables or parts | {"top_mlp"} != known:
         raise ValueError(
             f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
@@ -197,12 +187,6 @@ def _check_dlrm(saved: SavedModel) -> None:
             f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "
             "written for it"
         )
-
-
-def _width(saved: SavedModel) -> int:
-    """Returns the columns of the interaction's vectors."""
-    matrices = (v for k, v in saved.dense.items() if k.startswith("projections."))
-    return max([table.dim for table in saved.tables] + [matrix.shape[1] for matrix in matrices])
 
 
 def _known_interaction(saved: SavedModel) -> str:

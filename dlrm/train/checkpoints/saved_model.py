@@ -19,7 +19,6 @@ from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,
-    refuse_ensemble,
     write_tensors,
 )
 
@@ -69,7 +68,6 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
     config, progress = checked_config(path), described_progress(path)
-    refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
     average = read_tensors(path / AVERAGE) if (path / AVERAGE).exists() else {}
@@ -83,25 +81,20 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     Raises:
         OSError: the checkpoint cannot be written, or something is already there.
     """
-    with staged_directory(directory) as staging:
-        fill_saved(saved, staging)
-
-
-def fill_saved(saved: SavedModel, directory: Path) -> None:
-    """Writes the files of `write_saved` into an empty directory."""
-    (directory / "tables").mkdir()
-    for index, table in enumerate(saved.tables):
-        table.copy_to(directory / "tables" / f"{index}.bin")
-    write_tensors(saved.dense, directory / "dense.safetensors")
-    if saved.average:
-        write_tensors(saved.average, directory / AVERAGE)
-    for name in ("optimizer.safetensors", "rng.safetensors"):
-        write_tensors({}, directory / name)
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
     config = {**saved.config, "optimizers": [], "tables": tables}
-    for folder in saved.attached:
-        shutil.copytree(folder, directory / folder.name)
-    describe(directory, config, saved.progress)
+    with staged_directory(directory) as staging:
+        (staging / "tables").mkdir()
+        for index, table in enumerate(saved.tables):
+            table.copy_to(staging / "tables" / f"{index}.bin")
+        write_tensors(saved.dense, staging / "dense.safetensors")
+        if saved.average:
+            write_tensors(saved.average, staging / AVERAGE)
+        for name in ("optimizer.safetensors", "rng.safetensors"):
+            write_tensors({}, staging / name)
+        for folder in saved.attached:
+            shutil.copytree(folder, staging / folder.name)
+        describe(staging, config, saved.progress)
 
 
 def attached_to(path: Path) -> list[Path]:

@@ -29,7 +29,7 @@ class TablePart(NamedTuple):
     Attributes:
         begin: the first of its rows that belong to this table.
         end: the row after the last.
-        piece: the rows and columns of the table that these are.
+        piece: the rows of the table that these are.
     """
 
     table: int
@@ -183,18 +183,6 @@ def random_state(own: torch.Generator | None = None) -> dict[str, Tensor]:
     return state if own is None else {**state, own.device.type: own.get_state()}
 
 
-MEMBERS = "members"  # of an ensemble: their number in its config, and their folder
-
-
-def refuse_ensemble(directory: str | os.PathLike, config: dict[str, Any]) -> None:
-    """Raises ValueError if a checkpoint has members and no weights of its own."""
-    if MEMBERS in config:
-        raise ValueError(
-            f"{directory}: the mean of {config[MEMBERS]} models, which can be scored and served "
-            f"but is no single model; {directory}/{MEMBERS}/0 is the first of them"
-        )
-
-
 def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
     """Returns the `config` of a checkpoint, after checking the form of its sections and tables.
 
@@ -209,10 +197,6 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
         if not isinstance(config[name], kind):
             expected = "a map" if kind is dict else "a list"
             raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
-    if MEMBERS in config and (type(config[MEMBERS]) is not int or config[MEMBERS] < 1):
-        raise ValueError(
-            f"{path}: {MEMBERS}: expected a number of 1 or more, got {brief(config[MEMBERS])}"
-        )
     for index, table in enumerate(config["tables"]):
         if not _is_table(table):
             raise ValueError(

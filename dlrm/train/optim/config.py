@@ -25,7 +25,7 @@ class OptimizerConfig:
     embedding_l2: float = setting(
         0.0,
         "L2 regularization of the embedding tables: the optimizer adds this / 2 * (sum of their "
-        "squares) to the mean loss of every step; needs --embedding_type joint_fused",
+        "squares) to the mean loss of every step",
         least=0,
     )
     embedding_l2_mode: str = setting(
@@ -48,11 +48,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class NetworkOptimizerConfig:
-    """The optimizer of a network without tables; field names are those of the flags.
-
-    Attributes:
-        adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
-    """
+    """The optimizer of a network without tables; field names are those of the flags."""
 
     optimizer: str = setting(
         "momentum", "Optimizer of all weights", choices=NETWORK_OPTIMIZER_NAMES
@@ -69,7 +65,6 @@ class NetworkOptimizerConfig:
         "otherwise 1e-8",
         above=0,
     )
-    adam_betas: tuple[float, float] = (0.9, 0.999)
     lamb_flavor: str = setting(
         "nvlamb",
         "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: another name "
@@ -90,9 +85,6 @@ class NetworkOptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for beta in self.adam_betas:
-            if not 0 <= beta < 1:
-                raise ValueError(f"adam_betas {beta}: expected 0 or more, less than 1")
 
     @property
     def max_grad_norm(self) -> float | None:

@@ -157,19 +157,14 @@ def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerCo
 
 
 def _adam(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
-    if any(weight.element_size() < 4 for weight in _weights(groups)):
-        raise ValueError(
-            f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
-            "--precision 16.16, which round 1 - beta away; --precision 16.32 has 32 bits"
-        )
     make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     eps = config.optimizer_eps or 1e-8
-    return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
+    return make(groups, lr=lr, eps=eps, fused=True)
 
 
 def _lamb(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
-    return Lamb(groups, lr, config.lamb_flavor, config.adam_betas, eps, limit)
+    return Lamb(groups, lr, config.lamb_flavor, eps, limit)
 
 
 def _weights(groups: ParameterGroups) -> Iterator[Tensor]:
@@ -181,10 +176,8 @@ class DenseOptimizer(NamedTuple):
 
     Attributes:
         states: number of values that it keeps for each weight.
-        clicks: constructor for the MLPs of click networks, whose weights are all float32; None if
-            click networks cannot use it.
-        networks: constructor for image and language networks, whose weights may have several
-            dtypes; None if they cannot use it.
+        clicks: constructor for the MLPs of click networks; None if they cannot use it.
+        networks: constructor for image and language networks; None if they cannot use it.
     """
 
     states: int

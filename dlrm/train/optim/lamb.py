@@ -40,13 +40,10 @@ class Lamb(LossScaled, Optimizer):
     * "popart", Graphcore: no scaling and no correction, and a ratio for every tensor;
     * "paper", as timm reads the paper: another name of "nvlamb".
 
-    Moments are float32 even if weights have 16 bits.
-
     Args:
         groups: weights, or groups of them, with `weight_decay`.
         lr: learning rate, a scalar on the weights' device.
         flavor: one of `LAMB_FLAVORS`.
-        betas: decay rates of the moments.
         max_weight_norm: |w| is clamped to this.
     """
 
@@ -55,16 +52,14 @@ class Lamb(LossScaled, Optimizer):
         groups: Weights,
         lr: Tensor,
         flavor: str = "nvlamb",
-        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         max_weight_norm: float = math.inf,
     ):
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": lr, "eps": eps, "weight_decay": 0.0})
         self._rule, self._max_weight_norm = LAMB_FLAVORS[flavor], max_weight_norm
         for group in self.param_groups:
             for weight in group["params"]:
-                dtype = torch.promote_types(weight.dtype, torch.float32)
-                moment = torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+                moment = torch.zeros_like(weight, requires_grad=False)
                 self.state[weight].update(
                     exp_avg=moment,
                     exp_avg_sq=moment.clone(),
@@ -88,15 +83,10 @@ class Lamb(LossScaled, Optimizer):
         if limit is None:
             return self.grad_scale
         weights = [weight for group in self.param_groups for weight in group["params"]]
-        grads = [self._gradient(weight) for weight in weights if weight.grad is not None]
+        grads = [weight.grad for weight in weights if weight.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads).float()
         least = torch.ones_like(norm) if self.grad_scale is None else self.grad_scale
         return torch.maximum(least, norm / limit)
-
-    def _gradient(self, weight: Tensor) -> Tensor:
-        """Returns the gradient in the moments' dtype."""
-        assert weight.grad is not None
-        return weight.grad.to(self.state[weight]["exp_avg"].dtype)
 
     def _update(self, weights: list[Tensor], group: dict[str, Any], divisor: Tensor | None) -> None:
         states = [self.state[weight] for weight in weights]
@@ -125,14 +115,14 @@ class Lamb(LossScaled, Optimizer):
         updates = [torch.zeros_like(moment) for moment in moments]
         torch._fused_adam_(
             updates,
-            [self._gradient(weight) for weight in weights],
+            [weight.grad for weight in weights if weight.grad is not None],
             moments,
             [state["exp_avg_sq"] for state in states],
             [],
             steps,
             lr=-1.0,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
+            beta1=0.9,
+            beta2=0.999,
             weight_decay=0.0,
             eps=group["eps"],
             amsgrad=False,

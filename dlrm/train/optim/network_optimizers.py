@@ -13,9 +13,6 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
 
     Weights of two or more dimensions decay. Biases and weights of norms do not, unless the
     configuration says so.
-
-    Raises:
-        ValueError: Adam's moments would have 16 bits.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: ParameterGroups = [

@@ -27,9 +27,8 @@ class RMSpropTF(LossScaled, Optimizer):
         super().__init__(groups, defaults)
         for group in self.param_groups:
             for weight in group["params"]:
-                wide = _widened(weight.detach())  # in 16 bits, 1 - d would be rounded away
-                self.state[weight]["square"] = torch.ones_like(wide)
-                self.state[weight]["momentum"] = torch.zeros_like(wide)
+                self.state[weight]["square"] = torch.ones_like(weight, requires_grad=False)
+                self.state[weight]["momentum"] = torch.zeros_like(weight, requires_grad=False)
 
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
@@ -48,12 +47,10 @@ class RMSpropTF(LossScaled, Optimizer):
             return
         squares = [self.state[weight]["square"] for weight in weights]
         moments = [self.state[weight]["momentum"] for weight in weights]
-        grads = [_widened(grad) for grad in grads]
         if self.grad_scale is not None:
             grads = list(torch._foreach_div(grads, self.grad_scale))
         if group["weight_decay"]:
-            decayed = [_widened(weight) for weight in weights]
-            grads = list(torch._foreach_add(grads, decayed, alpha=group["weight_decay"]))
+            grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
         torch._foreach_mul_(squares, group["decay"])
         torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
         roots = torch._foreach_add(squares, group["eps"])
@@ -70,8 +67,3 @@ class RMSpropTF(LossScaled, Optimizer):
             return []
         states = (state for weight in weights for state in self.state[weight].values())
         return [(tensor, tensor.clone()) for tensor in (*weights, *states)]
-
-
-def _widened(value: Tensor) -> Tensor:
-    """Returns the value in float32 if it has 16 bits, otherwise itself."""
-    return value.float() if value.element_size() < 4 else value

@@ -1,14 +1,12 @@
-"""Optimizers of embedding tables: one-pass updates of their rows, or torch's sparse ones.
+"""Optimizers of embedding tables: one-pass updates of their rows.
 
-The row optimizers take the gradient of `ops.joint_embedding` as it is, (rows, values) with repeated
+They take the gradient of `ops.joint_embedding` as it is, (rows, values) with repeated
 rows, and change in place only the rows that the batch touched. With an L2 term of all rows, every
 step changes every row: a row gets the updates that it missed before it is looked up again.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,41 +21,28 @@ from dlrm.train.optim.missed_steps import MissedSteps
 def table_optimizer(
     kind: str,
     parameters: Iterable[Tensor],
-    native: bool,
     low: Mapping[Tensor, Tensor] | None = None,
     table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
     l2: float = 0.0,
     l2_mode: str = "all",
-) -> Optimizer:
+) -> "RowOptimizer":
     """Returns the optimizer of embedding tables.
 
     Args:
         kind: one of `TABLE_OPTIMIZERS`.
         parameters: weights `[rows, dim]` with sparse gradients.
-        native: return a row optimizer below; otherwise torch's own for sparse gradients.
-        low: the lower halves (int16) of each bfloat16 weight; row optimizers change both.
+        low: the lower halves (int16) of each bfloat16 weight; the optimizer changes both.
         table_sizes: rows of the tables of a weight, if `RowOptimizer` may use them.
-        l2: see `RowOptimizer`.
-        l2_mode: see `RowOptimizer`.
-
-    Raises:
-        ValueError: torch has no such optimizer for sparse gradients, or none with `l2`.
+        l2, l2_mode: see `RowOptimizer.add_l2`.
     """
-    parameters, chosen = list(parameters), TABLE_OPTIMIZERS[kind]
-    if native:
-        low, sizes = low or {}, table_sizes or {}
-        groups = [
-            {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
-            for weight in parameters
-        ]
-        optimizer = chosen.rows(groups, torch.zeros((), device=parameters[0].device))
-        optimizer.add_l2(l2, l2_mode)
-        return optimizer
-    if l2:
-        raise ValueError(f"--embedding_l2 {l2} needs --embedding_type joint_fused")
-    if chosen.sparse is None:
-        raise ValueError(f"--embedding_optimizer {kind} needs --embedding_type joint_fused")
-    return chosen.sparse(parameters)
+    parameters, low, sizes = list(parameters), low or {}, table_sizes or {}
+    groups = [
+        {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
+        for weight in parameters
+    ]
+    optimizer = TABLE_OPTIMIZERS[kind](groups, torch.zeros((), device=parameters[0].device))
+    optimizer.add_l2(l2, l2_mode)
+    return optimizer
 
 
 class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
@@ -118,6 +103,17 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
                 done = self._missed[weight].done
                 self._missed[weight].done = zeros(done.shape, done.dtype)
 
+    @classmethod
+    def state_bytes(cls, rows: int, dim: int, l2_of_all: bool = False) -> int:
+        """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside.
+
+        Args:
+            rows, dim: shape of the weight.
+            l2_of_all: count the missed steps of an L2 term of all rows, too.
+        """
+        missed = MissedSteps.bytes_of_row * rows if l2_of_all else 0
+        return cls.rule.state_bytes(rows, dim) + missed
+
     @property
     def defers(self) -> bool:
         """Returns whether rows have to be brought up to date by `before_look_up`."""
@@ -128,22 +124,20 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         return self.rule.initial_state(weight)
 
     @torch.no_grad()
-    def before_look_up(self, rows: Tensor | Mapping[Tensor, Tensor]) -> None:
+    def before_look_up(self, rows: Tensor) -> None:
         """Applies to rows the updates of the steps that they have missed, if there are any.
 
         If a batch looks up at least as many rows as a weight has, repeats included, one pass over
         the weight replaces the search for late rows. The values are the same.
 
         Args:
-            rows: rows of each weight, by weight if they differ; all that the next `step` has
-                gradients of, or more.
+            rows: rows of each weight; all that the next `step` has gradients of, or more.
         """
         for weight, missed in self._missed.items():
-            own = rows if isinstance(rows, Tensor) else rows[weight]
-            if len(own) >= len(weight):
+            if len(rows) >= len(weight):
                 self._decay_all(weight)
             elif len(missed):
-                self._decay(weight, own)
+                self._decay(weight, rows)
 
     @torch.no_grad()
     def finish_updates(self) -> None:
@@ -274,34 +268,6 @@ class RowAdam(RowOptimizer):
         return math.sqrt(1 - group["beta2"] ** (float(self.state[weight]["step"]) + 1))
 
 
-class TableOptimizer(NamedTuple):
-    """The optimizers of tables that share a rule.
-
-    Attributes:
-        rows: updates the rows of native look-ups.
-        sparse: torch's own for sparse gradients, with the same state; None if torch has none.
-    """
-
-    rows: type[RowOptimizer]
-    sparse: Callable[[list[Tensor]], Optimizer] | None = None
-
-    def state_bytes(self, rows: int, dim: int, l2_of_all: bool = False) -> int:
-        """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside.
-
-        Args:
-            rows, dim: shape of the weight.
-            l2_of_all: count the missed steps of an L2 term of all rows, too.
-        """
-        missed = MissedSteps.bytes_of_row * rows if l2_of_all else 0
-        return self.rows.rule.state_bytes(rows, dim) + missed
-
-
-TABLE_OPTIMIZERS = {
-    optimizer.rows.rule.name: optimizer
-    for optimizer in (
-        TableOptimizer(RowSGD, partial(torch.optim.SGD, lr=0.0)),
-        TableOptimizer(RowAdagrad, partial(torch.optim.Adagrad, lr=0.0)),
-        TableOptimizer(RowWiseAdagrad),
-        TableOptimizer(RowAdam, partial(torch.optim.SparseAdam, lr=1.0)),
-    )
+TABLE_OPTIMIZERS: dict[str, type[RowOptimizer]] = {
+    optimizer.rule.name: optimizer for optimizer in (RowSGD, RowAdagrad, RowWiseAdagrad, RowAdam)
 }

@@ -125,7 +125,6 @@ class NvidiaConsole:
     """
 
     bar_format: str | None = None
-    name = "train"  # of the training, before its progress
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -142,7 +141,7 @@ class NvidiaConsole:
 
     def start(self, total: int, done: int) -> None:
         """Shows a progress bar of training steps, if standard error is a terminal."""
-        self._bar = progress_bar(total, self.name, done, self.quiet, bar_format=self.bar_format)
+        self._bar = progress_bar(total, "train", done, self.quiet, bar_format=self.bar_format)
 
     def advance(self) -> None:
         """Advances the bar by a step."""
@@ -260,7 +259,7 @@ class ShortConsole(NvidiaConsole):
         if self._verbose or self._is_due(at):
             self._printed = at.done, self._clock()
             parts = [_steps(at), *progress, f"lr {point.rate:.2g}", f"ETA {point.eta}"]
-            self._labeled(self.name, "  ".join(parts) + point.skipped)
+            self._labeled("train", "  ".join(parts) + point.skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
         if self._verbose:
@@ -346,47 +345,6 @@ class ShortConsole(NvidiaConsole):
         body = wrapped(f"{label:<{_LABEL}}{one_line(text)}", _LABEL, **wrapping)
         mark = f"  {painted(mark, 'green')}" if mark else ""
         self._print(painted(label, "bold") + body[len(label) :] + mark)
-
-
-class SeriesConsole(ShortConsole):
-    """Prints a line for each of several trainings, and the closing block of their outcome.
-
-    One console serves all of them. A line that several have in common appears once.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock=clock)
-        self._printed_lines: set[str] = set()
-        self._closes = False
-
-    def begin(self, name: str, closes: bool = False) -> None:
-        """Begins a training, or the outcome, which has the closing block.
-
-        Args:
-            closes: whether it is the outcome.
-        """
-        self.name, self._closes = name, closes
-        self._kept = None
-
-    def line(self, text: str, short: str | None = None) -> None:
-        if text not in self._printed_lines:
-            self._printed_lines.add(text)
-            super().line(text, short)
-
-    def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
-        """Takes the parts of the time, which the closing block of one training has."""
-
-    def test(self, test: Evaluated) -> None:
-        """Takes a test during a training."""
-
-    def summary(self, values: Mapping[str, float]) -> None:
-        kept, saved = self._kept or Kept("not tested", {}, {}), self._saved
-        firsts = {name: next(iter(metrics)) for name, metrics in kept.results.items()}
-        parts = [f"{n} {_metrics({key: kept.results[n][key]})}" for n, key in firsts.items()]
-        folder = [_relative(saved.last.parent)] if saved and saved.last else []
-        self._labeled(self.name, "  ".join([*parts, kept.which, *folder]))
-        if self._closes:
-            super().summary(values)
 
 
 def open_console(log_format: str, verbose: bool, quiet: bool) -> NvidiaConsole:

@@ -28,7 +28,7 @@ def test_a_column_may_have_no_name():
     ("parse", "expected"),
     [
         (number_parser(()), "a number"),
-        (label_parser("hint"), r"a label of 0 or 1 \(hint\)"),
+        (label_parser(), r"a label of 0 or 1 \(label: .*\)"),
     ],
 )
 def test_parsers_of_cells_show_the_first_bad_one_shortened(parse, expected):

@@ -22,14 +22,14 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6
 MOMENTS = st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2049, 1, 1))
 
 
-def is_exact(number):
+def is_exact(number, bits=53):
     """Returns whether a float cannot stand for other ids, which are warned of and refused."""
-    return not 2**53 <= abs(number) < 2**64
+    return not 2**bits <= abs(number) < 2**64
 
 
 VALUES = {
     "float": (st.floats().filter(is_exact), pa.float64()),
-    "float32": (st.floats(width=32).filter(is_exact), pa.float32()),
+    "float32": (st.floats(width=32).filter(lambda number: is_exact(number, 24)), pa.float32()),
     "small": (st.integers(-3, 20), pa.int16()),
     "integer": (st.integers(-(2**63), 2**63 - 1), pa.int64()),
     "unsigned": (st.integers(0, 2**64 - 1), pa.uint64()),

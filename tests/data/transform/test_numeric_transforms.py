@@ -102,8 +102,6 @@ def test_a_dataset_its_report_and_scores_agree_on_every_transform(name, tmp_path
 
 def test_the_default_transform_is_not_stored():
     facts = {"label": "y", "numerical": [{"column": "x", "transform": "standardize"}]}
-    count = {"kind": "count", "transform": "standardize"}
-    facts["categorical"] = [{"column": "c", "encodings": [count]}]
     schema = Schema.from_dict(facts)
     assert schema.numerical == (NumericalField("x", "standardize"),)
     assert "transform" not in str(schema.to_dict())

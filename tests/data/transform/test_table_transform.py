@@ -12,7 +12,7 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.cells import label_cells
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
-from dlrm.data.transform.fields import Cross, Encoding
+from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import (
     CategoricalField,
@@ -28,7 +28,6 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
 
 
-ENCODINGS = [(), (Encoding("count"),), (Encoding("target", None, 3, 0.5, "none", 4),)]
 FORMATS = [
     None,
     TextFormat(("a", "b"), False, ";", "none", None, "latin-1", ",", ".", "gzip"),
@@ -54,7 +53,6 @@ def schemas(draw):
             kind,
             draw(st.integers(1, 9)),
             draw(st.none() | st.just(7)),
-            encodings=draw(st.sampled_from(ENCODINGS)),
             true_values=draw(st.sampled_from([(), ("yes", "1")])),
             false_values=draw(st.sampled_from([(), ("no",)])),
         )
@@ -147,7 +145,11 @@ REFUSED = [
         "{label: y, numerical: [x], lists: [z]}",
         "lists: expected fields of lists under categorical, with max_length",
     ),
-    ("{label: y, numerical: [x], weigth: z}", "expected some of label, numerical, categorical"),
+    (
+        "{label: y, numerical: [x], weigth: z}",
+        "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
+        "crosses, format, got 'weigth' as well; did you mean weight?",
+    ),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [u, u]}", "groups: columns named twice: u"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
@@ -271,44 +273,16 @@ REFUSED = [
             ("{fields: [a, l], buckets: 3}", f"cross a_x_l: {FIELDS}, got list field l"),
             ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
             ("{name: y, fields: [a, b], buckets: 3}", "cross y: name: expected one that no other"),
-            (
-                "{fields: [a, b], buckets: 3, encodings: [count, {kind: target, name: n}]}",
-                "encoding of a_x_b: name: expected one that no other column or field has, got n",
-            ),
-        )
-    ),
-    *(
-        (f"{{label: y, categorical: [{{column: c, encodings: {encodings}}}, c_count]}}", message)
-        for encodings, message in (
-            ("target", "categorical c: encodings: expected a list such as [target], got 'target'"),
-            ("[mean]", "categorical c: encodings: expected some of count, target, got 'mean'"),
-            ("[[target]]", "categorical c: encodings: expected a kind or a map, got ['target']"),
-            ("[{folds: 2}]", "categorical c: encodings: kind: missing"),
-            ("[{kind: target, fold: 2}]", "categorical c: encodings target: expected some of kind"),
-            ("[{kind: target, folds: 1}]", "categorical c: encoding target: folds: expected 2 to"),
-            ("[{kind: target, folds: x}]", "categorical c: encodings target: folds: expected an i"),
-            (
-                "[{kind: target, smoothing: -1}]",
-                "categorical c: encoding target: smoothing: expected 0 or more, got -1.0",
-            ),
-            ("[{kind: count, folds: 3}]", "categorical c: encoding count: folds: expected the ki"),
-            ("[target, target]", "categorical field c: encodings: expected each once, got target,"),
-            ("[{kind: target, bins: 1}]", "numerical field c_target: bins: expected 0, or 2"),
-            ("[count]", "encoding of c: name: expected one that no other column or field has, got"),
         )
     ),
     (
-        "{label: y, categorical: [{column: c, max_length: 2, encodings: [target]}]}",
-        "categorical field c: encodings: expected none of a list field, got target",
-    ),
-    (
-        "{label: y, numerical: [{column: x, encodings: [target]}]}",
+        "{label: y, numerical: [{column: x, buckets: 2}]}",
         "numerical x: expected some of column, transform, bins, missing_values, true_values, "
-        "false_values, type, required, got 'encodings' as well",
+        "false_values, type, required, got 'buckets' as well",
     ),
     (
-        "{label: {column: y, encodings: [target]}, numerical: [x]}",
-        "label y: expected some of column, positive, negative, any_negative, got 'encodings'",
+        "{label: {column: y, buckets: 2}, numerical: [x]}",
+        "label y: expected some of column, positive, negative, any_negative, got 'buckets'",
     ),
 ]
 

@@ -81,9 +81,7 @@ def test_a_copy_has_stages_of_its_own(network, images):
     assert all(map(torch.equal, before, network.stages()[name].parameters()))
 
 
-def test_traced_and_compiled_give_the_same(network, images):
-    traced = torch.jit.trace(network, images, check_trace=False)
-    torch.testing.assert_close(traced(images), network(images))
+def test_a_compiled_network_gives_the_same(network, images):
     captured = torch.compile(network, backend="eager", fullgraph=True)
     torch.testing.assert_close(captured(images), network(images))
     torch._dynamo.reset()

@@ -26,13 +26,13 @@ SCHEMA = {
     ],
     "categorical": [
         {"column": "c", "frequency_limit": 2, "hash_buckets": 9},
-        {"column": "i", "type": "integer", "max_ids": 40, "encodings": ["target", "count"]},
+        {"column": "i", "type": "integer", "max_ids": 40},
         {"column": "j", "type": "integer"},
         {"column": "tags", "max_length": 4, "ordered": False, "frequency_limit": 2},
         {"column": "seen", "type": "integer", "max_length": 3, "weights": "seen for"},
     ],
     "crosses": [
-        {"fields": ["i", "c"], "buckets": 50, "encodings": [{"kind": "target", "bins": 9}]},
+        {"fields": ["i", "c"], "buckets": 50},
         {"fields": ["c", "i"], "frequency_limit": 2},
     ],
     "weight": "w",

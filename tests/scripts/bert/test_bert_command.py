@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
 from dlrm.session import network_run
 
 pytestmark = pytest.mark.long
@@ -116,7 +116,7 @@ def test_fine_tuning_learns():
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
     options = (f"--optimizer={optimizer}", "--ema_decay=0.9", "--gradient_accumulation_steps=2")
-    options += ("--total_steps=5", "--precision=16.32", "--recompute", "--no_validation")
+    options += ("--total_steps=5", "--amp", "--recompute", "--no_validation")
     resumes_bit_for_bit(pretrain, tmp_path, options, stop=2, steps=5)
 
 
@@ -268,7 +268,7 @@ def test_fine_tuning_begins_with_what_was_pretrained(texts):
 
 def prepare(**options):
     config = PretrainingTextConfig(vocab_file="vocab.txt", max_seq_length=32, **options)
-    return write_shards(config, ["raw.txt"], "shards")
+    return write_dataset(config, ["raw.txt"], "shards")
 
 
 def test_prepared_text_is_pretrained_on(texts, capsys):
@@ -339,9 +339,9 @@ def test_a_run_shorter_than_its_curve_says_so(capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--precision=fp16", "--loss_scale=128", "--max_grad_norm=1"],
-        ["--precision=16.16", "--recipe=graphcore", "--layers_per_stage=1"],
-        ["--recipe=nvidia", "--precision=bf16"],
+        ["--amp", "--amp_dtype=fp16", "--loss_scale=128", "--max_grad_norm=1"],
+        ["--recipe=graphcore", "--layers_per_stage=1"],
+        ["--recipe=nvidia", "--amp"],
         ["--recipe=dlperf", "--benchmark_warmup_steps=0"],
         ["--data=synthetic"],
     ],
@@ -350,17 +350,6 @@ def test_options_reach_the_training(flags):
     summary = pretrain("--no_validation", "--max_steps=3", *flags)
     assert summary["training_loss"] == pytest.approx(np.log(60) + np.log(2), rel=0.1)
     assert summary["training_loss"] != pretrain("--no_validation", "--max_steps=3")["training_loss"]
-
-
-def test_a_traced_network_trains_like_an_eager_one(monkeypatch):
-    traces, trace = [], torch.jit.trace
-    monkeypatch.setattr(torch.jit, "trace", lambda *a, **k: traces.append(1) or trace(*a, **k))
-    options = ("--no_validation", "--max_steps=3")
-    eager = pretrain(*options)
-    assert not traces
-    traced = pretrain(*options, "--execution=graph", "--graph_backend=trace")
-    assert traces
-    assert traced["training_loss"] == pytest.approx(eager["training_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

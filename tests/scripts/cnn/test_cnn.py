@@ -56,7 +56,7 @@ def test_training_reports_and_saves(tmp_path, capsys, device):
 def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
     options = [
         *("--epochs=1", f"--optimizer={optimizer}", "--ema_decay=0.9", "--mixup_alpha=0.2"),
-        *("--gradient_accumulation_steps=1", "--precision=16.32", "--recompute", "--no_validation"),
+        *("--gradient_accumulation_steps=1", "--amp", "--recompute", "--no_validation"),
     ]
     resumes_bit_for_bit(command, tmp_path, options, stop=3, steps=8)
 
@@ -101,7 +101,7 @@ def test_validation_goes_over_all_checkpoints_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("validation.csv already") == 5
     with pytest.raises(ValueError, match="--model resnet50: run.* has efficientnet_b0"):
         command(*validate, "--model=resnet50", model=[], training=[])
-    again = command(*validate, "--precision=bf16", model=[], training=["--test_batch_size=16"])
+    again = command(*validate, "--amp", model=[], training=["--test_batch_size=16"])
     assert again["best_loss"] != best["best_loss"]  # not the figures of another precision
     with pytest.raises(FileExistsError, match="averaged-000000008: another average, of .* 0.5"):
         command(
@@ -249,8 +249,8 @@ def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
     "flags",
     [
         ["--io=float32", "--nochannels_last"],
-        ["--precision=fp16", "--loss_scale=128", "--max_grad_norm=1"],
-        ["--precision=16.16", "--optimizer=rmsprop_tf", "--lr_schedule=exponential"],
+        ["--amp", "--amp_dtype=fp16", "--loss_scale=128", "--max_grad_norm=1"],
+        ["--amp", "--optimizer=rmsprop_tf", "--lr_schedule=exponential"],
         ["--recipe=gaudi", "--norm=batch", "--epochs=1"],
         ["--recipe=nvidia", "--mixup_alpha=0.2"],
         ["--data=synthetic", "--cutmix_lambda=0.85"],
@@ -260,14 +260,3 @@ def test_options_reach_the_training(flags):
     summary = command("--no_validation", "--max_steps=2", *flags)
     assert 1 < summary["training_loss"] < 6  # ln 7 is 1.9
     assert summary["training_loss"] != command("--no_validation", "--max_steps=2")["training_loss"]
-
-
-def test_a_traced_network_trains_like_an_eager_one(monkeypatch):
-    traces, trace = [], torch.jit.trace
-    monkeypatch.setattr(torch.jit, "trace", lambda *a, **k: traces.append(1) or trace(*a, **k))
-    options = ("--no_validation", "--max_steps=3", "--norm=batch")
-    eager = command(*options)
-    assert not traces
-    traced = command(*options, "--execution=graph", "--graph_backend=trace")
-    assert traces
-    assert traced["training_loss"] == pytest.approx(eager["training_loss"], rel=1e-5)

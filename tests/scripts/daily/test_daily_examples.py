@@ -62,7 +62,7 @@ def test_the_commands_of_the_examples_run(tmp_path):
     (tmp_path / "schema.yaml").write_text(SCHEMA)
     (tmp_path / "small.flags").write_text(FLAGS)
     text = (FOLDER / "daily.yaml").read_text()
-    (tmp_path / "daily.yaml").write_text(f"{text}train_flags: small.flags\nmost_psi: 100\n")
+    (tmp_path / "daily.yaml").write_text(f"{text}train_flags: small.flags\n")
     found = commands()
     assert run(found["cron"], tmp_path).returncode == 0
     assert "nothing new" not in (tmp_path / "daily.out").read_text()
@@ -71,6 +71,6 @@ def test_the_commands_of_the_examples_run(tmp_path):
     for version in ("1", "2"):  # of the day, and of a task that is run again
         assert run(found["export"], tmp_path).returncode == 0
         assert (tmp_path / "models/model" / version).is_dir()
-    (tmp_path / "logs/2026-11-01.csv").write_text("changed")
+    (tmp_path / "logs/2026-11-03.csv").write_text("no table")
     run(found["cron"], tmp_path)
     assert (tmp_path / "mail").read_text() == "dlrm daily: exit code 1\n"

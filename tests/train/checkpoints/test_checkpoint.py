@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import threading
 
 import numpy as np
 import pytest
 import torch
 
-from dlrm import manifest
 from dlrm.distributed import World
-from dlrm.manifest import checksum, write_manifest
+from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.train.checkpoints.checkpoint import (
@@ -40,10 +38,9 @@ def parameters(kind="adam", seed=1, trained=True, device="cpu", **changes) -> Pa
     model = DLRM(config, World(device=device), seed=seed)
     tables = model.embeddings.table_parameters()
     held = {id(weight) for weight, _ in tables}
-    native = config.embedding_type == "joint_fused"
     low = model.embeddings.lower_halves()
     optimizers = [
-        table_optimizer(kind, [weight for weight, _ in tables], native, low),
+        table_optimizer(kind, [weight for weight, _ in tables], low),
         dense_optimizer("adam", [p for p in model.parameters() if id(p) not in held]),
     ]
     result = Parameters(model, tables, optimizers)
@@ -66,15 +63,13 @@ def tables(result: Parameters):
     return [table.clone() for table in result.model.embeddings.tables()]
 
 
-TYPES = ["joint_fused", "joint_sparse", "joint", "multi_table"]
 BF16 = {"embedding_dtype": "bf16"}
-LAYOUTS = [*({"embedding_type": embedding_type} for embedding_type in TYPES), BF16]
-LAYOUT_NAMES = [*TYPES, "bf16"]
+DTYPES, DTYPE_NAMES = [{}, BF16], ["fp32", "bf16"]
 CLOSE = {"atol": 1e-4, "rtol": 1e-2}  # steps of 0.1; a bfloat16 weight may be the next one
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("tables", LAYOUTS, ids=LAYOUT_NAMES)
+@pytest.mark.parametrize("tables", DTYPES, ids=DTYPE_NAMES)
 def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables, device):
     whole = parameters(kind, device=device, **tables)
     save_checkpoint(tmp_path / "c", whole, {"flags": {}}, {"step": 3})
@@ -89,7 +84,7 @@ def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables, device):
 
 
 @pytest.mark.parametrize("kind", ["adagrad", "adam"])
-@pytest.mark.parametrize("tables", LAYOUTS, ids=LAYOUT_NAMES)
+@pytest.mark.parametrize("tables", DTYPES, ids=DTYPE_NAMES)
 def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
     for writer, reader in {("cpu", device), (device, "cpu")}:
         whole = parameters(kind, device=writer, **tables)
@@ -104,9 +99,9 @@ def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
         torch.testing.assert_close(*({k: w[k] for k in w if k != low} for w in weights), **CLOSE)
 
 
-@pytest.mark.parametrize("reader", LAYOUTS, ids=LAYOUT_NAMES)
-@pytest.mark.parametrize("writer", [{}, {"embedding_type": "multi_table"}, BF16], ids=str)
-def test_any_layout_of_tables_reads_any_other(tmp_path, writer, reader):
+@pytest.mark.parametrize("reader", DTYPES, ids=DTYPE_NAMES)
+@pytest.mark.parametrize("writer", DTYPES, ids=DTYPE_NAMES)
+def test_tables_of_either_dtype_read_those_of_the_other(tmp_path, writer, reader):
     saved = parameters(**writer)
     save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
     loaded = parameters(seed=2, trained=False, **reader)
@@ -246,25 +241,6 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     assert names == ["step-000000002", "step-000000004", "step-000000005"]
     assert find_checkpoint(tmp_path / "run").name == "step-000000002"
     assert find_checkpoint(tmp_path / "run/step-000000005").name == "step-000000005"
-
-
-def test_checksums_and_readers_that_take_long_are_no_hangs(tmp_path, monkeypatch):
-    beaten = threading.Event()
-
-    def until_the_next_beat():
-        beaten.clear()
-        assert beaten.wait(20), "the watchdog hears nothing"
-
-    def slow(path):
-        if path.name == "config.json":
-            until_the_next_beat()
-        return checksum(path)
-
-    monkeypatch.setattr(manifest, "checksum", slow)
-    run = CheckpointDirectory(tmp_path, beat=beaten.set)
-    run.save(1, parameters(), {"flags": {}}, {})
-    with run.on_all_nodes(run.last()):
-        until_the_next_beat()
 
 
 def test_reading_a_runs_directory_changes_nothing_in_it(tmp_path):

@@ -3,9 +3,7 @@
 import functools
 import json
 import os
-import re
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,25 +21,18 @@ from dlrm.train.optim.config import OptimizerConfig
 
 pytestmark = pytest.mark.long
 SIZES = (50, 7, 200)
-KINDS = [
-    ("joint_fused", "adagrad", "fp32"),
-    ("joint_fused", "adam", "fp32"),
-    ("joint_fused", "row_wise_adagrad", "bf16"),
-    ("multi_table", "adam", "fp32"),
-    ("joint_sparse", "adagrad", "fp32"),
-]
+KINDS = [("adagrad", "fp32"), ("adam", "fp32"), ("row_wise_adagrad", "bf16")]
 
 
 def parameters(world, kind, placement="balanced", trained=True):
     """A model and optimizers after a few updates, which depend on tables, not placement."""
-    layout, optimizer, dtype = kind
+    optimizer, dtype = kind
     config = DLRMConfig(
         SIZES,
         4,
         8,
         bottom_mlp_sizes=(8,),
         top_mlp_sizes=(4, 1),
-        embedding_type=layout,
         embedding_dtype=dtype,
         placement=placement,
     )
@@ -72,9 +63,9 @@ def parameters(world, kind, placement="balanced", trained=True):
 
 def saved(world, kind, folder, background=False, placement="balanced"):
     torch.manual_seed(world.rank)
-    with closing(CheckpointDirectory(folder, world=world, in_background=background)) as run:
-        run.save(7, parameters(world, kind, placement), {"flags": {"a": 1}}, {"step": 7})
-        run.finish()
+    run = CheckpointDirectory(folder, world=world, in_background=background)
+    run.save(7, parameters(world, kind, placement), {"flags": {"a": 1}}, {"step": 7})
+    run.finish()
 
 
 def reloaded(world, kind, folder, again, placement):
@@ -179,16 +170,16 @@ def test_a_rank_that_cannot_write_leaves_the_earlier_checkpoint(ranks, tmp_path,
 
 def finished_where_the_first_fails(world, folder, marks):
     """Saves; then the first rank cannot write `best.json`, or cannot read it to prune."""
-    with closing(CheckpointDirectory(folder, world=world)) as run:
-        run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
-        if world.rank == 0 and marks:
-            (folder / "best.json").mkdir()
-        elif world.rank == 0:
-            (folder / "best.json").write_text("{")
-        if marks:
-            run.mark_best({"step": 1, "score": 0.5})
-        else:
-            run.finish()
+    run = CheckpointDirectory(folder, world=world)
+    run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
+    if world.rank == 0 and marks:
+        (folder / "best.json").mkdir()
+    elif world.rank == 0:
+        (folder / "best.json").write_text("{")
+    if marks:
+        run.mark_best({"step": 1, "score": 0.5})
+    else:
+        run.finish()
 
 
 @pytest.mark.parametrize(("marks", "kind"), [(True, OSError), (False, ValueError)])
@@ -200,101 +191,15 @@ def test_all_ranks_end_where_the_first_cannot_note_the_best_or_prune(ranks, tmp_
     assert isinstance(second, OtherRankError)
 
 
-def own_folder(world, nodes, folder):
-    """Returns the folder that a rank sees on its node."""
-    return Path(f"{folder} of node {nodes[world.rank]}")
+def opened_elsewhere(world, folder):
+    CheckpointDirectory(folder / str(world.rank), world=world)
 
 
-def saved_by_nodes(world, nodes, kind, folder, background):
-    saved(world, kind, own_folder(world, nodes, folder), background)
-
-
-def reloaded_by_nodes(world, nodes, kind, folder, again):
-    """Loads the checkpoint of the first node and saves it again there."""
-    run = CheckpointDirectory(own_folder(world, nodes, folder), world=world)
-    into = parameters(world, kind, trained=False)
-    with run.on_all_nodes(run.last()) as path:
-        progress = load_checkpoint(path, into, resume=True, world=world)
-    run.close()
-    run = CheckpointDirectory(own_folder(world, nodes, again), world=world)
-    run.save(7, into, {"flags": {"a": 1}}, progress)
-    run.close()
-
-
-def left_on(folder, node):
-    return os.listdir(f"{folder} of node {node}")
-
-
-NODES = [  # of each rank
-    (KINDS[1], (0, 1)),
-    (KINDS[2], (0, 0, 1, 1)),
-    (KINDS[1], (0, 1, 1, 0)),
-    (KINDS[2], (0, 1, 2)),
-]
-
-
-@pytest.mark.parametrize(("kind", "nodes"), NODES, ids=str)
-def test_nodes_that_do_not_see_the_directory_send_their_files(ranks, tmp_path, kind, nodes):
-    by(ranks, 1, saved, kind, tmp_path / "by 1")
-    background = len(nodes) % 2 == 0
-    by(ranks, len(nodes), saved_by_nodes, nodes, kind, tmp_path / "run", background)
-    first = tmp_path / "run of node 0"
-    assert everything(first) == everything(tmp_path / "by 1")
-    listed = json.loads((first / "step-000000007/manifest.json").read_text())["files"]
-    assert {f"rng.{rank}.safetensors" for rank in range(1, len(nodes))} <= set(listed)
-    assert left_on(tmp_path / "run", 0) == ["step-000000007"]
-    assert left_on(tmp_path / "run", 1) == []
-    by(ranks, len(nodes), reloaded_by_nodes, nodes, kind, tmp_path / "run", tmp_path / "again")
-    assert everything(tmp_path / "again of node 0") == everything(tmp_path / "by 1")
-    assert left_on(tmp_path / "run", 1) == left_on(tmp_path / "again", 1) == []
-
-
-def saved_without_room(world, folder, poor):
-    free = shutil.disk_usage("/")._replace(free=2000)  # less than all, more than the part of a rank
-    with pytest.MonkeyPatch.context() as patch:
-        if world.rank == poor:
-            patch.setattr(shutil, "disk_usage", lambda path: free)
-        saved_by_nodes(world, (0, 1), KINDS[0], folder, False)
-
-
-@pytest.mark.parametrize("poor", [0, 1])
-def test_a_checkpoint_without_room_on_a_node_is_refused_before_it_is_written(ranks, tmp_path, poor):
-    results = ranks(2).call(saved_without_room, [(tmp_path / "run", poor)] * 2)
-    by(ranks, 2, saved, KINDS[0], tmp_path / "common")
-    files = [path for path in (tmp_path / "common").rglob("*") if path.is_file()]
-    tables = sum(path.stat().st_size for path in files if path.suffix == ".bin")
-    generators = 2 * torch.get_rng_state().nbytes
-    told = str(results[poor])
-    assert isinstance(results[1 - poor], OtherRankError)
-    assert "run of node" in told
-    assert "got 2,000; make room" in told
-    need = int(re.search(r"expected ([\d,]+) bytes", told)[1].replace(",", ""))
-    assert (poor == 0) == (need > tables + generators)
-    assert need < sum(path.stat().st_size for path in files)
-    assert left_on(tmp_path / "run", 0) == left_on(tmp_path / "run", 1) == []
-
-
-def saved_while_a_node_loses_its_files(world, folder):
-    own = own_folder(world, (0, 1), folder)
-    with closing(CheckpointDirectory(own, world=world, in_background=True)) as run:
-        run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
-        run.finish()
-        run.save(2, parameters(world, KINDS[0]), {"flags": {}}, {"step": 2})
-        while not run.written():
-            pass
-        if world.rank == 1:
-            (run.nodes.folder / "rank-1" / "rng.1.safetensors").unlink()
-        run.finish()
-
-
-def test_a_node_that_loses_its_files_leaves_the_earlier_checkpoint(ranks, tmp_path):
-    calls = [(tmp_path / "run",)] * 2
-    first, second = ranks(2).call(saved_while_a_node_loses_its_files, calls)
+def test_a_rank_that_sees_another_directory_is_refused(ranks, tmp_path):
+    first, second = ranks(2).call(opened_elsewhere, [(tmp_path,)] * 2)
     assert isinstance(first, OtherRankError)
-    assert str(second).startswith("rank 1: ")
-    assert "rng.1.safetensors" in str(second)
-    assert left_on(tmp_path / "run", 0) == ["step-000000001"]
-    assert left_on(tmp_path / "run", 1) == []
+    assert str(second).startswith(f"rank 1: {tmp_path}/1: expected the folder of rank 0")
+    assert not [*tmp_path.glob("*/.*")]
 
 
 def opened(world, folder, sizes):

@@ -62,7 +62,7 @@ def trained(
     """Returns the final weight and state, and the rows at each look-up."""
     weight = torch.nn.Parameter((initial() if low is None else low[0].clone()).to(device))
     lows = None if low is None else {weight: low[1]}
-    optimizer = table_optimizer(kind, [weight], native=True, low=lows, l2=l2)
+    optimizer = table_optimizer(kind, [weight], low=lows, l2=l2)
     scaler, looked_up = LossScaler(torch.tensor(8.0, device=device)), []
     for step, (rows, grad) in enumerate(batches()):
         set_learning_rate([optimizer], RATES[step % len(RATES)])
@@ -159,8 +159,8 @@ def test_a_split_weight_has_the_bits_of_a_float32_one(kind):
 def test_looked_up_rows_alone_decay_where_it_is_asked_for(kind):
     """Adding the squares of looked-up rows, each once, to the loss has the same gradient."""
     weights = [torch.nn.Parameter(initial()) for _ in range(2)]
-    ours = table_optimizer(kind, weights[:1], native=True, l2=0.1, l2_mode="looked_up")
-    plain = table_optimizer(kind, weights[1:], native=True)
+    ours = table_optimizer(kind, weights[:1], l2=0.1, l2_mode="looked_up")
+    plain = table_optimizer(kind, weights[1:])
     for rows, grad in batches():
         set_learning_rate([ours, plain], 0.1)
         ours.before_look_up(rows)
@@ -181,7 +181,7 @@ def test_looked_up_rows_alone_decay_where_it_is_asked_for(kind):
 
 def test_without_a_gradient_a_step_decays_all_rows():
     weight = torch.nn.Parameter(torch.full((3, 2), 8.0))
-    optimizer = table_optimizer("sgd", [weight], native=True, l2=0.5)
+    optimizer = table_optimizer("sgd", [weight], l2=0.5)
     set_learning_rate([optimizer], 1.0)
     optimizer.step()
     optimizer.step()
@@ -225,10 +225,6 @@ def test_matrices_decay_as_torchs_and_biases_do_not(kind):
             lambda: OptimizerConfig(weight_decay=0.1, freeze_mlps=True),
             "--weight_decay 0.1 contradicts --freeze_mlps",
         ),
-        (
-            lambda: table_optimizer("adam", [torch.nn.Parameter(initial())], native=False, l2=0.1),
-            "--embedding_l2 0.1 needs --embedding_type joint_fused",
-        ),
     ],
 )
 def test_impossible_choices_are_refused(make, message):
@@ -238,7 +234,7 @@ def test_impossible_choices_are_refused(make, message):
 
 def test_a_product_that_turns_signs_is_refused():
     weight = torch.nn.Parameter(initial())
-    optimizer = table_optimizer("sgd", [weight], native=True, l2=0.1)
+    optimizer = table_optimizer("sgd", [weight], l2=0.1)
     set_learning_rate([optimizer], 10.0)
     with pytest.raises(ValueError, match="--embedding_l2 0.1: times the learning rate of sgd, 10"):
         optimizer.step()

@@ -18,7 +18,7 @@ def dense(kind):
 
 def rows(kind):
     weight = torch.nn.Parameter(torch.ones(4, 3))
-    optimizer = table_optimizer(kind, [weight], native=True)
+    optimizer = table_optimizer(kind, [weight])
     weight.grad = torch.sparse_coo_tensor(torch.tensor([[2, 2]]), torch.ones(2, 3), (4, 3))
     return optimizer, weight
 

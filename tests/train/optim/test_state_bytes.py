@@ -23,13 +23,10 @@ def held(optimizer):
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.ndim)
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", TABLE_OPTIMIZERS)
-def test_of_tables(kind, native):
-    if not native and TABLE_OPTIMIZERS[kind].sparse is None:
-        pytest.skip(f"torch has no {kind} for sparse gradients")
+def test_of_tables(kind):
     weight = nn.Parameter(torch.ones(50, 7))
-    optimizer = table_optimizer(kind, [weight], native)
+    optimizer = table_optimizer(kind, [weight])
     indices, values = torch.tensor([[3, 9, 3]]), torch.ones(3, 7)
     weight.grad = torch.sparse_coo_tensor(indices, values, (50, 7), check_invariants=False)
     assert held(optimizer) == TABLE_OPTIMIZERS[kind].state_bytes(50, 7)

@@ -12,7 +12,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
 
-LINE = " line"  # column of a copy of text: the line of the row, of `line_type`
+LINE = " line"  # column of a copy of text: the line of the row
 PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and the row
 NUMBERS = {b"kind": b"number"}  # metadata of a column of text that was numbers
 Column = tuple[str, pa.Array | list[Cell]]  # name and cells
@@ -20,15 +20,7 @@ Rows = tuple[list[str], np.ndarray, list[Column]]  # names and lines, and cells 
 
 
 class Text(Kind):
-    """A kind of text files, plain or compressed, in the form that a `TextFormat` describes.
-
-    Attributes:
-        line_type: type of the lines of rows: numbers, or texts that name the files as well.
-        in_pieces: whether files can be copied in pieces; see `dlrm.data.tables.pieces`.
-    """
-
-    line_type: pa.DataType = pa.int64()
-    in_pieces = True
+    """A kind of text files, plain or compressed, in the form that a `TextFormat` describes."""
 
     def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
         """Yields the rows of a file, some at a time.

@@ -1,5 +1,4 @@
 import json
-import struct
 import sys
 
 import numpy as np
@@ -7,11 +6,12 @@ import pytest
 import torch
 from text_testing import assert_same
 
-from dlrm.language.data import layout as text_layout
-from dlrm.language.data.layout import TextRows, write_shard, write_text_manifest
 from dlrm.language.data.loader import NO_TOKEN, TextLoader
 from dlrm.language.pretraining.dataset import open_pretraining
-from dlrm.manifest import sealed_json
+from dlrm.language.pretraining.hdf5 import KIND, LABEL, LENGTH as TOKENS, TextRows
+from dlrm.manifest import sealed_json, write_manifest
+
+h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
 
 LENGTH, PREDICTIONS, VOCAB = 16, 4, 200
 CLS, SEP, MASK = 1, 2, 3
@@ -38,15 +38,33 @@ def made_up(count, length=LENGTH, predictions=PREDICTIONS, seed=0, vocab=VOCAB) 
     return TextRows(*map(np.array, (ids, facts, positions, masked)))
 
 
-def write(directory, *shards, vocab_size=VOCAB, length=LENGTH, predictions=PREDICTIONS):
+def write(directory, *files: TextRows, **facts):
+    """Writes a file each, and a manifest with `facts`."""
     directory.mkdir()
-    checksums = {}
-    for number, rows in enumerate(shards):
-        checksums |= write_shard(directory, number, [rows], vocab_size)
-    sizes = {"max_seq_length": length, "max_predictions": predictions, "vocab_size": vocab_size}
-    counts = [len(rows.ids) for rows in shards]
-    write_text_manifest(directory, counts, checksums=checksums, **sizes)
+    for number, rows in enumerate(files):
+        write_nvidia(directory / f"part_{number:05}.hdf5", rows)
+    write_manifest(directory, KIND, vocab_size=VOCAB, **facts)
     return directory
+
+
+def write_nvidia(path, rows: TextRows, **changed) -> None:
+    """Writes a file with NVIDIA's fields; `changed` replaces fields, and None omits one."""
+    column = np.arange(rows.ids.shape[1])
+    length, begin, _, label = rows.facts.T
+    fields = {
+        "input_ids": rows.ids.astype("i4"),
+        "input_mask": (column < length[:, None]).astype("i1"),
+        "segment_ids": ((column >= begin[:, None]) & (column < length[:, None])).astype("i1"),
+        "masked_lm_positions": rows.masked_positions.astype("i4"),
+        "masked_lm_ids": rows.masked_ids.astype("i4"),
+        "next_sentence_labels": label.astype("i1"),
+        **changed,
+    }
+    with h5py.File(path, "w") as file:
+        for name, values in fields.items():
+            if values is not None:
+                kind = {"compression": "gzip"} if len(values) else {}
+                file.create_dataset(name, data=values, **kind)
 
 
 def assert_holds(batch, rows: TextRows, indices) -> None:
@@ -76,14 +94,11 @@ def shards(tmp_path, rows):
 
 
 def test_a_link_out_of_the_directory_needs_a_flag(shards, tmp_path):
-    tokens = next(shards.glob("tokens_*"))
-    tokens.rename(tmp_path / "elsewhere")
-    tokens.symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "part.hdf5").symlink_to(tmp_path / "elsewhere")
-    for path in (shards, tmp_path / "folder"):
-        with pytest.raises(ValueError, match="symbolic link to .*elsewhere; --allow_links"):
-            open_pretraining(path)
+    file = next(shards.glob("part_*"))
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="symbolic link to .*elsewhere; --allow_links"):
+        open_pretraining(shards)
     assert open_pretraining(shards, allow_links=True).num_samples == 11
 
 
@@ -117,18 +132,17 @@ def test_a_loader_reads_a_dataset(shards, rows):
     assert sum(batch.global_masked for batch in batches) == rows.facts[:, 2].sum()
 
 
-def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
+def test_tokens_of_a_large_vocabulary_are_whole(tmp_path):
     rows = made_up(5, vocab=100_000)
     assert rows.ids.max() >= 1 << 16
-    dataset = open_pretraining(write(tmp_path / "large", rows, vocab_size=100_000))
-    assert_holds(dataset.read(np.arange(5)), rows, range(5))
-    assert (tmp_path / "large" / "tokens_00000.bin").stat().st_size == 5 * 24 * 4
+    write_nvidia(tmp_path / "part.hdf5", rows)
+    assert_holds(open_pretraining(tmp_path).read(np.arange(5)), rows, range(5))
 
 
 def test_shorter_rows_are_padded_on_request(shards, rows):
     with pytest.raises(
         ValueError,
-        match=r"tokens_00000.bin: expected sequence length 24 \(--max_seq_length\), got 16; "
+        match=r"part_00000.hdf5: expected sequence length 24 \(--max_seq_length\), got 16; "
         "--pad_to_seq_length pads it",
     ):
         open_pretraining(shards, max_seq_length=24)
@@ -136,7 +150,7 @@ def test_shorter_rows_are_padded_on_request(shards, rows):
         open_pretraining(shards, max_seq_length=8, pad_to_seq_length=True)
     with pytest.raises(ValueError, match="expected masked tokens 6 .*, got 4"):
         open_pretraining(shards, max_predictions=6)
-    padded = open_pretraining(shards, "auto", 24, 6, pad_to_seq_length=True)
+    padded = open_pretraining(shards, 24, 6, pad_to_seq_length=True)
     wide = TextRows(
         np.pad(rows.ids, ((0, 0), (0, 8))),
         rows.facts,
@@ -147,8 +161,8 @@ def test_shorter_rows_are_padded_on_request(shards, rows):
 
 
 def test_datasets_of_different_lengths_are_not_mixed(shards, tmp_path):
-    longer = write(tmp_path / "longer", made_up(3, 32), length=32)
-    with pytest.raises(ValueError, match="shards/tokens_00000.bin: expected sequence length 32"):
+    longer = write(tmp_path / "longer", made_up(3, 32))
+    with pytest.raises(ValueError, match="shards/part_00000.hdf5: expected sequence length 32"):
         open_pretraining([longer, shards])
     assert open_pretraining([longer, shards], pad_to_seq_length=True).num_samples == 14
 
@@ -156,92 +170,40 @@ def test_datasets_of_different_lengths_are_not_mixed(shards, tmp_path):
 def test_what_is_wrong_with_a_dataset_is_named(shards):
     with pytest.raises(FileNotFoundError, match="nothing: no such file or directory"):
         open_pretraining(shards / "nothing")
-    with pytest.raises(ValueError, match="--data_format: expected one of auto, .*, got 'csv'"):
-        open_pretraining(shards, "csv")
     with pytest.raises(ValueError, match="--data_dir: expected at least one path, got none"):
         open_pretraining([])
-    tokens, facts = text_layout.shard_files(shards, 2)
-    whole = tokens.read_bytes()
-    tokens.write_bytes(b"\7" + whole[1:])
-    open_pretraining(shards, verify_data="never")
-    data = open_pretraining(shards)
-    with pytest.raises(ValueError, match="tokens_00002.bin: expected CRC-32 .*: damaged"):
-        data.read(np.arange(data.num_samples))
-    tokens.write_bytes(whole[:-2])
-    with pytest.raises(ValueError, match="tokens_00002.bin: expected 336 bytes, got 334"):
+    file = shards / "part_00002.hdf5"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="part_00002.hdf5: expected CRC-32 .*: damaged"):
         open_pretraining(shards)
-    tokens.unlink()
-    with pytest.raises(FileNotFoundError, match="tokens_00002.bin: missing"):
+    file.write_bytes(whole[:-2])
+    with pytest.raises(ValueError, match=f"part_00002.hdf5: expected {len(whole)} bytes, got"):
         open_pretraining(shards)
-    (shards / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match="not a complete pre-training dataset"):
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match="part_00002.hdf5: missing"):
         open_pretraining(shards)
 
 
-def test_a_manifest_that_disagrees_with_the_files_is_refused(shards):
+@pytest.mark.parametrize("value", [None, "30522", True, 0])
+def test_a_wrong_entry_of_a_manifest_is_named(shards, value):
     path = shards / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["rows"] = [4, 1, 6]
+    manifest = json.loads(path.read_text()) | {"vocab_size": value}
     path.write_text(sealed_json(manifest))
-    with pytest.raises(
-        ValueError,
-        match="rows_00001.bin: truncated or too long: expected 8 bytes for 1 rows, got 0",
-    ):
-        open_pretraining(shards)
-
-
-MISSING = object()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("rows", MISSING, "rows: expected the rows of each shard, got None"),
-        ("rows", 4591, "rows: expected the rows of each shard, got 4591"),
-        ("rows", [4591.0], r"rows: .*, got \[4591.0\]"),
-        ("rows", ["4591"], r"rows: .*, got \['4591'\]"),
-        ("rows", [4, -1, 7], r"rows: .*, got \[4, -1, 7\]"),
-        ("rows", [], r"rows: .*, got \[\]"),
-        (
-            "rows",
-            [4, 0, 7, 0],
-            "rows: expected the shards .* files, differing: rows_00003.bin, tok",
-        ),
-        ("rows", [4, 0], "rows: expected the shards .* files, differing: rows_00002.bin, tok"),
-        ("max_seq_length", MISSING, r"max_seq_length: expected a number in \[1, 65535\], got None"),
-        ("max_seq_length", "64", "max_seq_length: .*, got '64'"),
-        ("max_seq_length", 0, "max_seq_length: .*, got 0"),
-        ("max_seq_length", 65536, "max_seq_length: .*, got 65536"),
-        ("max_predictions", 4.0, "max_predictions: .*, got 4.0"),
-        ("vocab_size", None, r"vocab_size: expected a number in \[1, 2147483647\], got None"),
-        ("vocab_size", "30522", "vocab_size: .*, got '30522'"),
-        ("vocab_size", True, "vocab_size: .*, got True"),
-    ],
-)
-def test_a_wrong_entry_of_a_manifest_is_named(shards, name, value, message):
-    path = shards / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest.pop(name)
-    if value is not MISSING:
-        manifest[name] = value
-    path.write_text(sealed_json(manifest))
-    with pytest.raises(ValueError, match=f"manifest.json: {message}"):
+    with pytest.raises(ValueError, match="manifest.json: vocab_size: expected a positive number"):
         open_pretraining(shards)
 
 
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        (text_layout.LENGTH, 0),
-        (text_layout.LENGTH, 17),
-        (text_layout.SECOND, 17),
-        (text_layout.NUM_MASKED, 5),
-        (text_layout.LABEL, 2),
+        (TOKENS, 0),
+        (LABEL, 2),
     ],
 )
 def test_a_row_that_cannot_be_is_named(tmp_path, rows, column, value):
     rows.facts[7, column] = value
-    with pytest.raises(ValueError, match=rf"tokens_00000.bin: row 7: expected .*\b{value}\b"):
+    with pytest.raises(ValueError, match=rf"part_00000.hdf5: row 7: expected .*\b{value}\b"):
         open_pretraining(write(tmp_path / "wrong", rows))
 
 
@@ -251,18 +213,12 @@ def test_a_token_outside_of_the_vocabulary_is_named_when_it_is_read(tmp_path, ro
     dataset = open_pretraining(write(tmp_path / "a", *parts), vocab_size=199)
     rest = [row for row in range(11) if 199 not in [*rows.ids[row], *rows.masked_ids[row]]]
     dataset.read(np.array(rest))
-    message = r"tokens_00001.bin: row 2: expected tokens in \[0, 199\), got 199"
+    message = r"part_00001.hdf5: row 2: expected tokens in \[0, 199\), got 199"
     with pytest.raises(ValueError, match=message):
         dataset.read(np.array([rest[0], 6]))
     parts[1].ids[2, 1], parts[1].masked_ids[2, 0] = 10, 199
     with pytest.raises(ValueError, match=message):
         open_pretraining(write(tmp_path / "b", *parts), vocab_size=199).read(np.array([6]))
-    parts[0].masked_positions[3, 0] = 15
-    parts[0].facts[3, :2] = 15, 4
-    with pytest.raises(
-        ValueError, match=r"tokens_00000.bin: row 3: .* positions in \[0, 15\), got 15"
-    ):
-        open_pretraining(write(tmp_path / "c", *parts)).read(np.array([3]))
 
 
 def test_a_smaller_vocabulary_makes_tokens_unknown(shards, rows):
@@ -283,139 +239,6 @@ def test_a_smaller_vocabulary_makes_tokens_unknown(shards, rows):
     assert lost
     with pytest.raises(ValueError, match=r"unknown_id: expected a token in \[0, 100\), got 100"):
         open_pretraining(shards, vocab_size=100, unknown_id=100)
-
-
-def write_popart(path, rows: TextRows) -> None:
-    """Writes records word by word, by the description of the format."""
-    length, predictions = rows.ids.shape[1], rows.masked_ids.shape[1]
-    with open(path, "wb") as file:
-        for ids, facts, positions, masked in zip(*rows, strict=True):
-            end, begin, number, label = facts
-            slots = [(0, length, 0)] * length  # padding: no token or position
-            rest = [i for i in range(end) if i not in positions[:number]]
-            for slot, place in [*enumerate(positions[:number]), *enumerate(rest, predictions)]:
-                slots[slot] = (ids[place], place, int(place >= begin))
-            columns = [value for column in zip(*slots, strict=True) for value in column]
-            words = [*columns, number, predictions + len(rest), *masked, label]
-            assert len(words) == 3 * length + predictions + 3
-            file.write(struct.pack(f"<{len(words)}i", *words))
-
-
-def popart_rows(count, seed=0):
-    """Makes rows with room for PopART's masked slots in front."""
-    rows = made_up(count, 20, seed=seed)
-    fits = rows.facts[:, 0] - rows.facts[:, 2] + PREDICTIONS <= LENGTH
-    assert fits.sum() > count / 2
-    return TextRows(*(a[fits] for a in rows._replace(ids=rows.ids[:, :LENGTH])))
-
-
-def test_popart_records_are_put_back_in_order(tmp_path):
-    rows = popart_rows(40)
-    write_popart(tmp_path / "wiki_00", rows)
-    dataset = open_pretraining(
-        tmp_path / "wiki_00", "popart", LENGTH, PREDICTIONS, vocab_size=VOCAB
-    )
-    count = len(rows.ids)
-    assert (dataset.num_samples, dataset.length) == (count, LENGTH)
-    order = np.random.default_rng(0).permutation(count)
-    assert_holds(dataset.read(order), rows, order)
-    other = popart_rows(30, seed=1)
-    write_popart(tmp_path / "wiki_01", other)
-    both = open_pretraining(tmp_path, "popart", LENGTH, PREDICTIONS)
-    assert both.num_samples == count + len(other.ids)
-    assert_same(
-        both.read(np.array([count + 3]))._replace(indices=torch.tensor([3])),
-        open_pretraining(tmp_path / "wiki_01", "popart", LENGTH, PREDICTIONS).read(np.array([3])),
-    )
-
-
-def test_popart_files_of_other_sizes_are_named(tmp_path):
-    path = tmp_path / "wiki_00"
-    write_popart(path, popart_rows(20))
-    with pytest.raises(ValueError, match="do not say their sizes: expected --max_seq_length and"):
-        open_pretraining(path, "popart")
-    with pytest.raises(ValueError, match="wiki_00: expected an HDF5 file .* --data_format popart"):
-        open_pretraining(path)
-    with pytest.raises(ValueError, match="wiki_00: truncated, or not of sequence length 24 and 4"):
-        open_pretraining(path, "popart", 24, PREDICTIONS)
-    # 55 words can also be a record of 15 tokens and 7 masked ones.
-    with pytest.raises(
-        ValueError, match="wiki_00: row 0: not a record of sequence length 15 and 7"
-    ):
-        open_pretraining(path, "popart", 15, 7)
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="wiki_00: truncated, .* multiple of 220 bytes, got"):
-        open_pretraining(path, "popart", LENGTH, PREDICTIONS)
-
-
-# A record of 8 slots, up to 2 masked: [CLS] 10 [SEP] [MASK] [SEP], where 12 was masked.
-RECORD = {
-    "ids": [MASK, 0, CLS, 10, SEP, SEP, 0, 0],
-    "positions": [3, 8, 0, 1, 2, 4, 8, 8],
-    "segments": [1, 0, 0, 0, 0, 1, 0, 0],
-    "num_masked": [1],
-    "end": [6],
-    "masked": [12, 0],
-    "label": [1],
-}
-
-
-def read_record(path, **changed):
-    words = [word for values in (RECORD | changed).values() for word in values]
-    good = [word for values in RECORD.values() for word in values]
-    path.write_bytes(struct.pack("<58i", *good, *words))
-    return open_pretraining(path, "popart", 8, 2, vocab_size=20).read(np.arange(2))
-
-
-def test_a_known_popart_record(tmp_path):
-    batch = read_record(tmp_path / "wiki")
-    assert batch.ids.tolist() == [[CLS, 10, SEP, MASK, SEP, 0, 0, 0]] * 2
-    assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0]] * 2
-    assert batch.masked_positions.tolist() == [[3, 0]] * 2
-    assert batch.masked_ids.tolist() == [[12, NO_TOKEN]] * 2
-    nothing_masked = {"num_masked": [0], "positions": [8, 8, 0, 1, 2, 3, 8, 8]}
-    assert read_record(tmp_path / "wiki", **nothing_masked).lengths.tolist() == [5, 4]
-
-
-@pytest.mark.parametrize(
-    ("changed", "got"),
-    [
-        ({"masked": [-5, 0]}, r"masked tokens \[-5\]"),
-        ({"masked": [-1, 0]}, r"masked tokens \[-1\]"),
-        ({"positions": [2, 8, 0, 1, 2, 4, 8, 8]}, r"positions \[2, 0, 1, 2, 4\]"),
-        ({"positions": [4, 8, 0, 0, 4, 4, 8, 8]}, r"positions \[4, 0, 0, 4, 4\]"),
-        ({"positions": [3, 8, 0, 1, 2, 5, 8, 8]}, r"positions \[3, 0, 1, 2, 5\]"),
-        ({"segments": [1, 0, 0, 0, 0, 7, 0, 0]}, r"segments \[1, 0, 0, 0, 7\]"),
-        ({"segments": [1, 0, 0, 1, 0, 1, 0, 0]}, r"segments \[1, 0, 1, 0, 1\]"),
-        ({"label": [2]}, "label 2"),
-        ({"num_masked": [-1]}, "-1 are masked"),
-        ({"num_masked": [3]}, "3 are masked"),
-        ({"end": [9]}, "slots end at 9"),
-    ],
-)
-def test_what_is_no_popart_record_is_named(tmp_path, changed, got):
-    with pytest.raises(ValueError, match=f"wiki: row 1: not a record of .*{got}"):
-        read_record(tmp_path / "wiki", **changed)
-
-
-def write_nvidia(path, rows: TextRows, **changed) -> None:
-    """Writes a file with NVIDIA's fields; `changed` replaces fields, and None omits one."""
-    h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
-    column = np.arange(rows.ids.shape[1])
-    length, begin, _, label = rows.facts.T
-    fields = {
-        "input_ids": rows.ids.astype("i4"),
-        "input_mask": (column < length[:, None]).astype("i1"),
-        "segment_ids": ((column >= begin[:, None]) & (column < length[:, None])).astype("i1"),
-        "masked_lm_positions": rows.masked_positions.astype("i4"),
-        "masked_lm_ids": rows.masked_ids.astype("i4"),
-        "next_sentence_labels": label.astype("i1"),
-        **changed,
-    }
-    with h5py.File(path, "w") as file:
-        for name, values in fields.items():
-            if values is not None:
-                file.create_dataset(name, data=values, compression="gzip")
 
 
 def test_hdf5_files_are_read(tmp_path, rows):
@@ -457,7 +280,7 @@ def test_what_is_wrong_with_an_hdf5_file_is_named(tmp_path, rows):
         open_pretraining(path)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"expected \*.hdf5 or \*.h5, found none"):
-        open_pretraining(tmp_path, "hdf5")
+        open_pretraining(tmp_path)
 
 
 def edited(values, row, places, changed):

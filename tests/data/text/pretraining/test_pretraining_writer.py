@@ -11,8 +11,9 @@ from text_testing import assert_same
 from dlrm.language.data.loader import NO_TOKEN
 from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.language.pretraining.raw_text import read_sentences, text_files
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
 
+pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
 
 WORDS = [f"word{chr(97 + i)}{chr(97 + j)}" for i in range(10) for j in range(10)]
@@ -56,7 +57,7 @@ def files_of(directory: Path) -> list[str]:
 
 def test_text_becomes_a_dataset(vocabulary, text, documents, tmp_path):
     stages = []
-    summary = write_shards(
+    summary = write_dataset(
         config(vocabulary, num_shards=3),
         text,
         tmp_path / "out",
@@ -65,8 +66,7 @@ def test_text_becomes_a_dataset(vocabulary, text, documents, tmp_path):
     dataset = open_pretraining(tmp_path / "out", max_seq_length=32, verify_data="always")
     assert files_of(tmp_path / "out") == [
         "manifest.json",
-        *(f"rows_0000{i}.bin" for i in range(3)),
-        *(f"tokens_0000{i}.bin" for i in range(3)),
+        *(f"part_0000{i}.hdf5" for i in range(3)),
     ]
     sentences = [sentence for document in documents for sentence in document]
     words = sum(len(sentence.split()) for sentence in sentences)
@@ -85,7 +85,7 @@ def test_text_becomes_a_dataset(vocabulary, text, documents, tmp_path):
 
 
 def test_rows_hold_what_the_documents_say(vocabulary, text, documents, tmp_path):
-    write_shards(config(vocabulary), text, tmp_path / "out")
+    write_dataset(config(vocabulary), text, tmp_path / "out")
     dataset = open_pretraining(tmp_path / "out")
     batch = dataset.read(np.arange(dataset.num_samples))
     texts = [f" {' '.join(document)} " for document in documents]
@@ -118,10 +118,10 @@ def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
     for processes, output in zip((1, 3), outputs, strict=True):
         sizes = {"max_seq_length": 128, "num_shards": 4, "dupe_factor": 3}
         files = sorted(tmp_path.glob("*.txt"))
-        summary = write_shards(config(vocabulary, processes=processes, **sizes), files, output)
+        summary = write_dataset(config(vocabulary, processes=processes, **sizes), files, output)
     assert summary.documents == 900
     assert summary.rows > 10_000
-    assert len(files_of(outputs[0])) == 9
+    assert len(files_of(outputs[0])) == 5
     for name in files_of(outputs[0]):
         assert filecmp.cmp(outputs[0] / name, outputs[1] / name, shallow=False), name
     batch = open_pretraining(outputs[0]).read(np.arange(summary.rows))
@@ -137,7 +137,7 @@ def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
 
 def test_rows_depend_on_the_seed_and_repetitions_differ(vocabulary, text, tmp_path):
     def rows(**options):
-        write_shards(config(vocabulary, **options), text, tmp_path / "out")
+        write_dataset(config(vocabulary, **options), text, tmp_path / "out")
         dataset = open_pretraining(tmp_path / "out")
         return dataset.read(np.arange(dataset.num_samples))
 
@@ -152,36 +152,9 @@ def test_rows_are_in_a_random_order(vocabulary, tmp_path):
     lines = [f"{WORDS[i]} {WORDS[i]}" for i in range(100)]  # each row identifies its document
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(lines))
-    write_shards(config(vocabulary, dupe_factor=3), path, tmp_path / "out")
+    write_dataset(config(vocabulary, dupe_factor=3), path, tmp_path / "out")
     ids = open_pretraining(tmp_path / "out").read(np.arange(300)).ids[:, 1]
     assert 0.4 < (ids.diff() > 0).double().mean() < 0.6
-
-
-def test_hdf5_and_shards_hold_the_same_rows(vocabulary, text, tmp_path):
-    pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
-    write_shards(config(vocabulary, num_shards=2), text, tmp_path / "ours")
-    summary = write_shards(
-        config(vocabulary, num_shards=2, output_format="hdf5"), text, tmp_path / "hdf5"
-    )
-    assert files_of(tmp_path / "hdf5") == ["manifest.json", "part_00000.hdf5", "part_00001.hdf5"]
-    ours, hdf5 = open_pretraining(tmp_path / "ours"), open_pretraining(tmp_path / "hdf5")
-    rows = np.arange(ours.num_samples)
-    assert_same(ours.read(rows), hdf5.read(rows))
-    converted = config(vocabulary, input_format="hdf5")
-    files = sorted((tmp_path / "hdf5").glob("*.hdf5"))
-    assert write_shards(converted, files, tmp_path / "back")[4:] == summary[4:]
-    for name in files_of(tmp_path / "ours"):
-        if name.endswith(".bin"):
-            assert filecmp.cmp(tmp_path / "ours" / name, tmp_path / "back" / name, shallow=False)
-    with pytest.raises(ValueError, match=r"hdf5: expected --max_seq_length and .* \(64, 5\), got"):
-        write_shards(
-            config(vocabulary, input_format="hdf5", max_seq_length=64), files, tmp_path / "back"
-        )
-    small = tmp_path / "small.txt"
-    small.write_text("\n".join([*SPECIAL, *WORDS[:50]]))
-    with pytest.raises(ValueError, match=r"hdf5: row \d+: expected tokens in \[0, 55\), got 10"):
-        write_shards(config(small, input_format="hdf5"), files, tmp_path / "back")
-    assert open_pretraining(tmp_path / "back", verify_data="always").num_samples == ours.num_samples
 
 
 def test_files_may_be_compressed_empty_or_in_folders(vocabulary, documents, tmp_path):
@@ -199,14 +172,14 @@ def test_files_may_be_compressed_empty_or_in_folders(vocabulary, documents, tmp_
     assert block.texts == documents[0] * 2
     assert len(set(block.documents)) == 2
     assert block.bytes_read == sum(file.stat().st_size for file in files)
-    summary = write_shards(config(vocabulary), folder, tmp_path / "out")
+    summary = write_dataset(config(vocabulary), folder, tmp_path / "out")
     assert summary[:3] == (4, 2, 2 * len(documents[0]))
 
 
 def test_sentences_may_be_alone_or_longer_than_a_row(vocabulary, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join([" ".join(WORDS), "wordaa", "\x00", " ".join(WORDS[::-1])]))
-    summary = write_shards(config(vocabulary), path, tmp_path / "out")
+    summary = write_dataset(config(vocabulary), path, tmp_path / "out")
     assert summary.documents == 3  # a sentence of control characters has no tokens
     batch = open_pretraining(tmp_path / "out").read(np.arange(summary.rows))
     assert batch.labels.all()
@@ -249,7 +222,7 @@ def test_what_is_wrong_with_the_input_is_named(vocabulary, text, tmp_path):
 
     def refused(source, error, match, **options):
         with pytest.raises(error, match=match):
-            write_shards(config(vocabulary, **options), source, out)
+            write_dataset(config(vocabulary, **options), source, out)
         assert not out.exists()
         assert not list(tmp_path.glob(".*"))
 
@@ -272,19 +245,19 @@ def test_what_is_wrong_with_the_input_is_named(vocabulary, text, tmp_path):
     no_mask = tmp_path / "no_mask.txt"
     no_mask.write_text("\n".join([*SPECIAL[:4], *WORDS]))
     with pytest.raises(ValueError, match=r"no_mask.txt: .*\[MASK\]"):
-        write_shards(config(no_mask), text, out)
+        write_dataset(config(no_mask), text, out)
     assert not out.exists()
 
 
 def test_an_earlier_dataset_is_replaced_and_nothing_else(vocabulary, text, tmp_path):
     out = tmp_path / "out"
-    write_shards(config(vocabulary, num_shards=2), text, out)
-    write_shards(config(vocabulary), text, out)
-    assert len(files_of(out)) == 3
+    write_dataset(config(vocabulary, num_shards=2), text, out)
+    write_dataset(config(vocabulary), text, out)
+    assert len(files_of(out)) == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
     with pytest.raises(FileExistsError, match="mine: exists and has no manifest.json"):
-        write_shards(config(vocabulary), text, tmp_path / "mine")
+        write_dataset(config(vocabulary), text, tmp_path / "mine")
     assert json.loads((out / "manifest.json").read_text())["made_with"] == {
         "input_format": "sentences",
         "seed": 12345,
@@ -302,8 +275,6 @@ def test_an_earlier_dataset_is_replaced_and_nothing_else(vocabulary, text, tmp_p
         ({"num_shards": 0}, "--num_shards 0: expected 1 or more"),
         ({"processes": 0}, "--processes 0: expected 1 or more"),
         ({"input_format": "csv"}, "--input_format csv: expected one of sentences, "),
-        ({"output_format": "csv"}, "--output_format csv: expected one of shards, hdf5"),
-        ({"input_format": "popart", "num_shards": 2}, "--num_shards: expected none with"),
         ({"max_seq_length": 3}, "--max_seq_length 3: expected 8"),
     ],
 )

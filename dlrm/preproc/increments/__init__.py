@@ -1,1 +1,0 @@
-"""Days of rows that extend the dictionaries of earlier days."""

@@ -1,0 +1,45 @@
+"""`--seeds` trains a model for each seed, and reports the mean and spread of their metrics."""
+
+import statistics
+
+import pytest
+
+from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+SHORT = ("--max_steps=8", "--test_freq=4")
+
+
+def test_the_mean_and_the_spread_are_those_of_runs_of_their_own(command, tmp_path, capsys):
+    found = command("--seeds=1-2,5", "--save_checkpoint_path=run", *SHORT)
+    out = capsys.readouterr().out
+    alone = command("--seed=2", "--save_checkpoint_path=alone", *SHORT)
+    for name in ("dense.safetensors", "tables/0.bin", "tables/3.bin"):
+        paths = (find_checkpoint(tmp_path / run) / name for run in ("run/seed-2", "alone"))
+        assert len({path.read_bytes() for path in paths}) == 1
+    best = [read_progress(find_checkpoint(tmp_path / f"run/seed-{s}"))["best"] for s in (1, 2, 5)]
+    aucs = [one["auc"] for one in best]
+    assert aucs[1] == alone["test_auc"]
+    assert found["test_auc"] == pytest.approx(statistics.mean(aucs))
+    assert found["test_auc_spread"] == pytest.approx(statistics.stdev(aucs))
+    (line,) = (line for line in out.splitlines() if line.startswith("spread "))
+    assert f"{found['test_auc_spread']:.6f}" in line.split()
+    resumed = command("--seeds=1,2,5", "--save_checkpoint_path=run", *SHORT, "--resume")
+    assert resumed == found
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--seeds=3-1"], "--seeds 3-1: expected seeds such as 1-5 or 1,2,7, got '3-1'"),
+        (["--seeds=1"], "--seeds 1: expected two seeds or more"),
+        (["--seeds=1,2,1"], "--seeds 1,2,1: expected two seeds or more, each once"),
+        (["--seeds=1-2", "--seed=1"], "--seeds 1-2 contradicts --seed 1"),
+        (["--seeds=1-2", "--mode=test"], "--seeds 1-2 contradicts --mode test"),
+        (["--seeds=1-2", "--save_checkpoint_path="], "--seeds 1-2 needs --save_checkpoint_path"),
+    ],
+)
+def test_impossible_seeds_are_named(command, tmp_path, flags, named):
+    with pytest.raises(ValueError, match=named):
+        command("--save_checkpoint_path=run", *flags)
+    assert not (tmp_path / "run").exists()
