@@ -214,7 +214,7 @@ def test_what_users_need_is_what_the_package_lists():
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        (lambda model, rows: model.evaluate(rows.assign(click=2)), r"row 0, .* \(positive, or"),
+        (lambda model, rows: model.evaluate(rows.assign(click=2)), r"row 0, .* 0 or 1 \(label"),
         (lambda model, rows: model.predict(pl.from_pandas(rows).lazy()), "rows: .*; its collect"),
         (lambda model, rows: model.importance(rows, rows=0), "^rows: expected 2 or more, got 0$"),
         (lambda model, rows: model.compare(None, rows), "^other: expected a model, .* NoneType$"),
