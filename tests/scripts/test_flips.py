@@ -205,11 +205,16 @@ def test_flips_in_a_binary_dataset(trained, tmp_path):
         "train": [*main, "--max_steps=3"],
         "test": [*main, "--mode=test", f"--load_checkpoint_path={tmp_path / 'run'}"],
     }
+    unread = {
+        "train": "test_data.bin",
+        "test": "train_data.bin",
+    }  # in three steps, nothing is tested
     campaign = Campaign(tmp_path, files_below(dataset))
     for number in range(FLIPS // 4):
         path, place, undo = campaign.flip(number)
         for name, words in commands.items():
-            if name == "train" or path.name not in ("train_data.bin", "val_data.bin"):
-                campaign.expect(path, place, name, words)
+            if path.name in ("val_data.bin", unread[name]):
+                continue
+            campaign.expect(path, place, name, words)
         undo()
     campaign.report("binary dataset")
