@@ -12,16 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from routes_testing import (
-    FILES,
-    FRAMES,
-    ROUTES,
-    fitted,
-    ids_of,
-    inputs_of,
-    numbers_of,
-    written,
-)
+from routes_testing import FILES, FRAMES, ROUTES, fitted, ids_of, inputs_of, numbers_of, written
 
 PIECES = [*"abT0129.-+eE:", " ", ",", '"', "'", ";", "|", "\\", "é", "１", "True", "false", "nan"]
 PIECES += ["NA", "1.0", "12", "007", "2026-01-02", "08:00:00", "T", "Z", "1e5", "null", "day "]

@@ -55,9 +55,7 @@ FRACTIONS = {
     "fractions": [1.5, -0.25, NONE, 3.0, 0.1, 1e-7],
     "decimals": [dec("1.10"), dec("2.00"), NONE, dec("-0.50"), dec("10.00"), dec("0.00")],
 }
-INTEGERS = {
-    "int64": [2**62 + 1, 2**62 + 3, 5, 2**53 + 1, -(2**62), 5],
-}
+INTEGERS = {"int64": [2**62 + 1, 2**62 + 3, 5, 2**53 + 1, -(2**62), 5]}
 OTHERS = {
     "uint64": np.array([2**64 - 1, 2**63 + 5, 5, 2**53 + 1, 0, 5], np.uint64),
     "large": [1e15, 1e20, 1.5e20, 2.0**53 - 1, 1e22, 1e23],
@@ -225,11 +223,7 @@ def number(value):
 DAY = at(2026, 1, 2, 8)
 REFUSED = {
     "padded digits as numbers": (["007", "12", "a"] * 2, [7, 12], "such as '007'"),
-    "versions as numbers": (
-        ["1.10", "1.1", "2"] * 2,
-        [1.1],
-        "may be either",
-    ),
+    "versions as numbers": (["1.10", "1.1", "2"] * 2, [1.1], "may be either"),
     "numbers as times": ([1, 2, 3] * 2, [DAY], "got the time 2026-01-02 08:00:00"),
     "times as numbers": ([DAY] * 6, [5], "such as '2026-01-02 08:00:00'.* got the number 5"),
     "a zone": ([DAY] * 6, [DAY.replace(tzinfo=UTC)], "got the time 2026-01-02 08:00:00Z"),
@@ -295,11 +289,7 @@ def test_lists_in_one_text_have_markers_blanks_and_empty_values(tmp_path):
         assert ids_of(transform, parts, "items") == [[1], [2, 1], [], [3]], route
 
 
-MIXED = [
-    [DAY, day(2026, 1, 2)],
-    [day(2026, 1, 2), DAY],
-    [DAY, DAY.replace(tzinfo=UTC)],
-]
+MIXED = [[DAY, day(2026, 1, 2)], [day(2026, 1, 2), DAY], [DAY, DAY.replace(tzinfo=UTC)]]
 
 
 @pytest.mark.parametrize("values", MIXED)
