@@ -255,3 +255,36 @@ def test_a_wrong_list_field_is_named(entry, problem):
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
         Schema.from_dict({"label": "y", "categorical": [{"column": "t", **entry}]})
     assert problem in str(failed.value)
+
+
+def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):
+    prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", **TEST)
+    # "b" occurs twice, including the one cut off: ids are b 1, a 2, c 3.
+    ids, weights = lists(tmp_path / "d", "train", "tags")
+    assert ids == [[2, 1], [], [], [3, 0]]
+    assert weights == [[-2.0, 0.5], [], [], [3.0, 0.0]]
+    assert lists(tmp_path / "d", "train", "items") == [[1], [3, 1], [], [2, 2, 2, 1]]
+    assert (tmp_path / "d/train/cat_1.bin").read_bytes() == bytes([1, 2, 1, 3])
+    spec = FeatureSpec.load(tmp_path / "d")
+    assert spec.lists["items"].pooling == "mean"
+    assert spec.num_rows("test") == 0
+
+
+def test_unordered_lists_are_sorted_before_they_are_cut(tmp_path):
+    field = {"column": "items", "type": "integer", "max_length": 2, "ordered": False}
+    written = []
+    for number, items in enumerate(([[7], [8, 7, 5], [], [7, 8]], [[7], [5, 7, 8], [], [8, 7]])):
+        path = write(tmp_path / f"{number}.parquet", items=items)
+        schema = {"label": "y", "categorical": [field]}
+        prepare(schema, [path], tmp_path / f"{number}.d", **TEST)
+        written.append(contents(tmp_path / f"{number}.d", ".bin"))
+    assert lists(tmp_path / "0.d", "train", "items") == [[1], [1, 2], [], [1, 2]]
+    assert written[0] == written[1]
+
+
+def test_values_without_an_id_are_the_first_that_an_unordered_list_loses(tmp_path):
+    field = {"column": "items", "type": "integer", "max_length": 2, "ordered": False}
+    field["frequency_limit"] = 2
+    path = write(tmp_path / "t.parquet", items=[[1, 7], [9, 8, 7], [3, 7, 4, 8], [5, 6, 2]])
+    prepare({"label": "y", "categorical": [field]}, [path], tmp_path / "d", **TEST)
+    assert lists(tmp_path / "d", "train", "items") == [[1, 0], [1, 2], [1, 2], [0, 0]]

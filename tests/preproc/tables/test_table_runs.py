@@ -172,3 +172,38 @@ def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path)
     pq.write_table(table(), path)
     prepare(schema, [path], tmp_path / "d", restart=True, **OPTIONS)
     assert contents(tmp_path / "d") == whole
+
+
+def test_nothing_is_fitted_to_rows_that_are_not_for_training(tmp_path):
+    """Values only in test rows get no id and move no mean or edge."""
+    rows = {"y": [0, 1] * 8, "x": [1.0, 2.0] * 8, "c": ["a", "b"] * 8, "i": [1, 2] * 8}
+    planted = {"y": [0, 1], "x": [1e4, -1e4], "c": ["secret", "a"], "i": [77, 1]}
+    spec = {
+        "label": "y",
+        "numerical": ["x", {"column": "i", "transform": "quantile", "bins": 4}],
+        "categorical": ["c"],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    made = []
+    for name, test in (("own", rows), ("planted", planted)):
+        pq.write_table(pa.table(test), tmp_path / f"{name}.parquet")
+        others = {"test": [tmp_path / f"{name}.parquet"]}
+        prepare(spec, [tmp_path / "a.parquet"], tmp_path / name, others=others)
+        made.append(contents(tmp_path / name / "transform"))
+    assert made[0] == made[1]
+    assert contents(tmp_path / "planted" / "test")["cat_0.bin"] == bytes([0, 1])
+
+
+def test_values_of_a_split_key_stay_together(tmp_path):
+    users = np.random.default_rng(1).integers(0, 60, 500)
+    columns = {"y": users % 2, "x": np.zeros(500), "u": [f" {user}" for user in users]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=50)
+    spec = {"label": "y", "numerical": ["x"], "groups": ["u"]}
+    options = {"test_fraction": 0.3, "validation_fraction": 0.2, "split_key": "u"}
+    prepare(spec, [tmp_path / "a.parquet"], tmp_path / "d", **options)
+    groups = [
+        {*np.fromfile(tmp_path / "d" / split / "group_u.bin", "<u8").tolist()}
+        for split in ("train", "test", "validation")
+    ]
+    assert all(groups)
+    assert len(set.union(*groups)) == sum(map(len, groups)) == len({*users.tolist()})

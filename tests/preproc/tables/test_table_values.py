@@ -149,3 +149,33 @@ def test_truth_values_and_times_are_no_integers(tmp_path, values):
         (TaskError, ValueError), match="column 'x': expected integers, got the type"
     ):
         prepare(schema, [path], tmp_path / "out", test_fraction=0.0)
+
+
+def test_a_part_may_have_no_training_rows(tmp_path):
+    schema = {"label": "y", "categorical": ["c"]}
+    train = write(tmp_path / "a.parquet", y=[0, 1], c=["p", "q"])
+    test = write(tmp_path / "b.parquet", y=[0, 1], c=["q", "r"])
+    prepare(schema, [train], tmp_path / "d", others={"test": [test]}, output_ordering="input")
+    assert column(tmp_path / "d", "cat_0", "i1") == [1, 2]
+    assert column(tmp_path / "d", "cat_0", "i1", "test") == [2, 0]
+
+
+def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_path):
+    schema = {
+        "label": "y",
+        "missing_values": ["-999", "NaN"],
+        "numerical": [{"column": "x", "transform": "none"}],
+        "categorical": [{"column": "i", "type": "integer"}, "f"],
+    }
+    numbers = [5.0, -999.0, 1.0, 5.0]
+    columns = {"y": [0, 1, 1, 0], "x": numbers, "i": [5, -999, 1, 5], "f": [5.0, np.nan, 1.0, 5.0]}
+    write(tmp_path / "a.parquet", **columns)
+    cells = zip(columns["y"], numbers, columns["i"], ["5", "NaN", "1", "5"], strict=True)
+    lines = ["y,x,i,f", *(",".join(map(str, one)) for one in cells)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for kind in ("parquet", "csv"):
+        dataset = tmp_path / kind
+        prepare(schema, [tmp_path / f"a.{kind}"], dataset, output_ordering="input")
+        assert column(dataset, "numerical", "<f2") == [5, 0, 1, 5]
+        assert column(dataset, "cat_0", "i1") == [1, 0, 2, 1]
+        assert column(dataset, "cat_1", "i1") == [1, 0, 2, 1]
