@@ -8,6 +8,7 @@ import forked
 import pytest
 
 from dlrm.data.transform.schema import Schema
+from dlrm.scripts.prepare.__main__ import main as prepare
 from dlrm.scripts.schema.command import with_crosses
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
@@ -60,18 +61,16 @@ def test_crosses_are_added_to_the_draft(tmp_path):
     (tmp_path / "rows.csv").write_text("".join(f"{i % 5},v{i % 7},{i % 2}\n" for i in range(70)))
     words = ["--input=rows.csv", "--label=y", "--columns=a,b,y", "--cross=a,b:50"]
     forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
-    schema = Schema.load(tmp_path / "schema.yaml")
-    assert schema.crosses[0].fields == ("a", "b")
-    assert schema.crosses[0].buckets == 50
+    (cross,) = Schema.load(tmp_path / "schema.yaml").crosses
+    assert (cross.fields, cross.buckets) == (("a", "b"), 50)
 
 
 @pytest.mark.parametrize(
     ("cross", "message"),
     [
-        ("a", "cross a: fields: expected two or more different ones, got ['a']"),
-        ("a,b:x", "--cross a,b:x: expected FIELDS or FIELDS:BUCKETS, got 'x'"),
-        ("a,b:0", "cross a_x_b: buckets: expected 1 or more"),
-        ("a,c", "--cross a,c: expected categorical fields among a, b, got 'c'"),
+        ("a", "cross a: fields"),
+        ("a,b:x", "--cross a,b:x"),
+        ("a,b:0", "cross a_x_b: buckets"),
         ("a,n", "--cross a,n: expected categorical fields among a, b, got 'n'"),
     ],
 )
@@ -98,15 +97,8 @@ def test_mistakes_end_in_one_line(tmp_path):
     assert (tmp_path / "schema.yaml").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "shown", "quote"),
-    [
-        pytest.param(";", "';'", '"', id="semicolon", marks=pytest.mark.slow),
-        pytest.param("|", "'|'", "", id="bar", marks=pytest.mark.slow),
-        pytest.param("\t", "$'\\t'", '"', id="tab"),
-    ],
-)
-def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
+def test_another_separator_of_cells_is_named(tmp_path):
+    delimiter, shown, quote = "\t", "$'\\t'", '"'
     lines = [["age", "poutcome", "y"], *(["1", "none", "no"], ["2", "some", "yes"]) * 9]
     joined = [delimiter.join(f"{quote}{cell}{quote}" for cell in line) for line in lines]
     (tmp_path / "bank.csv").write_text("\n".join(joined) + "\n")
@@ -114,13 +106,8 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     words = ["--input=bank.csv", "--label=y"]
     drafted = forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
     assert drafted.stdout.startswith(f"format:      delimiter {delimiter!r}"), drafted.stdout
-    forked.succeed(
-        "dlrm.scripts.schema",
-        *words,
-        f"--delimiter={delimiter}",
-        "--output=given.yaml",
-        cwd=tmp_path,
-    )
+    given = [*words, f"--delimiter={delimiter}", "--output=given.yaml"]
+    forked.succeed("dlrm.scripts.schema", *given, cwd=tmp_path)
     schemas = [Schema.load(tmp_path / f"{name}.yaml") for name in ("schema", "given")]
     assert schemas[0] == schemas[1]
     assert schemas[0].format.delimiter == delimiter
@@ -138,19 +125,13 @@ def test_no_separator_is_named_that_does_not_give_the_missing_column(tmp_path):
     assert "--delimiter" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["schema", "prepare"])
-def test_the_help_has_the_flags_of_csv(command):
-    done = forked.run(f"dlrm.scripts.{command}", "--help")
-    for flag in ("--columns", "--[no]header", "--delimiter"):
-        assert f"{flag}:" in done.stdout
-
-
-@pytest.mark.parametrize("flag", ["--test_fraction=0.1", "--columns=a,b", "--split_key=user"])
-def test_flags_of_tables_are_refused_for_logs(tmp_path, flag):
-    arguments = ["--schema=criteo", f"--input={tmp_path}", "--output=out", flag]
-    done = forked.run("dlrm.scripts.prepare", *arguments, cwd=tmp_path)
-    assert done.returncode != 0
-    assert f"{flag.partition('=')[0]}: is for schemas of tables" in done.stderr
+def test_flags_of_tables_are_refused_for_logs_and_those_of_logs_for_tables(tmp_path, capsys):
+    tables_only = ("--test_fraction=0.1", "--columns=a,b", "--split_key=user")
+    for schema, wrong in (("criteo", tables_only), ("schema.yaml", LOGS_ONLY)):
+        for flag in wrong:
+            words = [f"--schema={schema}", f"--input={tmp_path}", f"--output={tmp_path}/o", flag]
+            assert prepare(words) == 1
+            assert f"{flag.partition('=')[0]}: is for " in capsys.readouterr().err
 
 
 LOGS_ONLY = (
@@ -173,14 +154,6 @@ def test_logs_take_the_options_of_logs(tmp_path):
     for name in ("train_data.bin", "test_data.bin", "transform/transform.json"):
         one, other = (tmp_path / folder / "binary_dataset" / name for folder in "ab")
         assert one.read_bytes() == other.read_bytes()
-
-
-@pytest.mark.parametrize("flag", LOGS_ONLY)
-def test_options_of_logs_are_refused_for_tables(flag, tmp_path):
-    words = ["--schema=schema.yaml", "--input=x", "--output=out", flag]
-    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert f"{flag.partition('=')[0]}: is for --schema criteo" in done.stderr
 
 
 def drafted(tmp_path, files, *words):
@@ -230,15 +203,6 @@ def test_what_files_do_not_share_is_left_out(tmp_path):
     assert "d/a.csv: no column 'new'; the columns are y, x, old" in done.stderr
 
 
-def test_nested_and_mixed_columns_of_json_are_left_out(tmp_path):
-    rows = '{"y": 0, "x": 1.5, "style": {"color": "red"}, "m": [1], "u": "a"}\n'
-    rows += '{"y": 1, "x": 2.5, "style": null, "m": 3, "u": "b"}\n'
-    out, _ = drafted(tmp_path, {"a.dat": rows}, "--input_format=jsonl")
-    assert "left out:    style, nested, such as {'color': 'red'} in line 1" in out
-    assert "left out:    m, values in some rows, lists in others" in out
-    assert out.splitlines()[-1].endswith("--input=a.dat --input_format=jsonl --output=dataset")
-
-
 def test_empty_columns_row_numbers_and_odd_names(tmp_path):
     rows = "".join(f"{i},{i % 2},,{i % 3}.5,{i % 7},0{i % 9}\n" for i in range(50))
     header = ",y,empty,x,\x1b[31mred,zip\n"
@@ -249,3 +213,12 @@ def test_empty_columns_row_numbers_and_odd_names(tmp_path):
     assert "\x07" not in out
     assert "codes, as numbers begin with 0" in text
     assert "$'--input=a.csv,o\\'\\x07.csv'" in out.splitlines()[-1]
+
+
+def test_nested_and_mixed_columns_of_json_are_left_out(tmp_path):
+    rows = '{"y": 0, "x": 1.5, "style": {"color": "red"}, "m": [1], "u": "a"}\n'
+    rows += '{"y": 1, "x": 2.5, "style": null, "m": 3, "u": "b"}\n'
+    out, _ = drafted(tmp_path, {"a.dat": rows}, "--input_format=jsonl")
+    assert "left out:    style, nested, such as {'color': 'red'} in line 1" in out
+    assert "left out:    m, values in some rows, lists in others" in out
+    assert out.splitlines()[-1].endswith("--input=a.dat --input_format=jsonl --output=dataset")
