@@ -15,9 +15,8 @@ import dlrm
 from dlrm.scripts.evaluate.columns import read_groups, read_weights
 
 
-def evaluate(trained, *flags, **options):
-    words = (f"--checkpoint={trained.checkpoint}", *flags)
-    return forked.run("dlrm.scripts.evaluate", *words, **options)
+def evaluate(trained, *flags):
+    return forked.call("dlrm.scripts.evaluate", f"--checkpoint={trained.checkpoint}", *flags)
 
 
 @pytest.fixture(scope="module")

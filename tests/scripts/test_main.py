@@ -15,7 +15,7 @@ from small_dataset import MODEL, RUN, write_dataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
 
 pytestmark = pytest.mark.long
 
@@ -391,6 +391,11 @@ def test_a_run_never_writes_over_anothers_checkpoints(command):
     command("--max_steps=1", "--save_checkpoint_path=run")
     with pytest.raises(FileExistsError, match="--resume continues from it"):
         command("--max_steps=1", "--save_checkpoint_path=run")
+    running = CheckpointDirectory("run")
+    running.claim()
+    with pytest.raises(BlockingIOError, match="another run saves here"):
+        command("--max_steps=2", "--save_checkpoint_path=run", "--resume")
+    running.release()
 
 
 def test_a_checkpoint_of_another_architecture_is_named(command):

@@ -16,8 +16,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
-predict = partial(forked.run, "dlrm.scripts.predict")
-scored = partial(forked.succeed, "dlrm.scripts.predict")
+predict = partial(forked.call, "dlrm.scripts.predict")
+scored = partial(predict, code=0)
 
 
 def flags_of(trained, source, output, *others):
@@ -53,7 +53,7 @@ def test_a_log_and_its_dataset_get_the_same_scores(trained, expected, tmp_path):
 def test_standard_input_without_labels(trained, expected, tmp_path):
     lines = "".join(f"{line}\n" for line in trained.rows[:20])
     flags = flags_of(trained, "-", tmp_path / "s.npy", "--nolabel", "--output_kind=logit")
-    scored(*flags, input=lines)
+    forked.succeed("dlrm.scripts.predict", *flags, input=lines)
     logits = np.load(tmp_path / "s.npy").astype(np.float64)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected[:20], rtol=1e-5)
 

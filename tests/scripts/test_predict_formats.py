@@ -38,7 +38,7 @@ def predict(trained, source, *flags):
     output = trained / "scores.npy"
     output.unlink(missing_ok=True)
     given = [f"--checkpoint={trained / 'run'}", f"--input={source}", f"--output={output}"]
-    done = forked.run("dlrm.scripts.predict", *given, *flags)
+    done = forked.call("dlrm.scripts.predict", *given, *flags)
     return done, np.load(output) if output.exists() else None
 
 

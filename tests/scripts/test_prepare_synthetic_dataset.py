@@ -17,7 +17,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 def run(root, *arguments):
-    return forked.run("dlrm.scripts.prepare_synthetic_dataset", *arguments, cwd=root)
+    return forked.call("dlrm.scripts.prepare_synthetic_dataset", *arguments)
 
 
 def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):
