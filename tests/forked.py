@@ -6,6 +6,9 @@ without a seed differs between two commands of a test, and is the same whenever 
 """
 
 import atexit
+import contextlib
+import importlib
+import io
 import multiprocessing
 import os
 import random
@@ -81,6 +84,22 @@ def succeed(module, *arguments, **options):
     done = run(module, *arguments, **options)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def call(module, *arguments, code=None):
+    """Runs a command in this process; returns what `run` does.
+
+    Args:
+        code: the exit code that it must have.
+    """
+    found = importlib.import_module(module)
+    found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
+    words, texts = [*map(str, arguments)], (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(texts[0]), contextlib.redirect_stderr(texts[1]):
+        ended = found.main(words)
+    output, errors = (text.getvalue() for text in texts)
+    assert code in (None, ended), errors
+    return subprocess.CompletedProcess([module, *words], ended, output, errors)
 
 
 def _run(words, streams, cwd, env, curves, seed):

@@ -44,7 +44,6 @@ TASKS = Subcommands({"do": ("do it", LINE), "count": ("count it", ConfigFlags([(
         (["a", "--save-dir=x", "--needed=3"], {"save_dir": Path("x")}),
         (["--save_dir", "x", "a", "--needed=3"], {"save_dir": Path("x")}),
         (["a", "--needed=3", "--no-report"], {"report": False}),
-        (["a", "--needed=3", "--noreport"], {"report": False}),
         (["a", "--needed=3", "-r=false"], {"report": False}),
         (["a", "--needed=3", "--conf", "x=1,2", "--conf=y=3"], {"conf": ("x=1,2", "y=3")}),
         (["a", "--layers", "1-2", "3-4", "--needed=3"], {"layers": ("1-2", "3-4")}),
@@ -99,7 +98,6 @@ def test_a_file_has_flags_that_the_command_line_lacks(text, words, changed, tmp_
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("neded: 3", "line 1: unknown flag 'neded'. Did you mean: needed ?"),
         ("first: a", "line 1: unknown flag 'first'"),
         ("needed: 3\n# own\nhelp: true", "line 3: unknown flag 'help'"),
         ("numbers: 3", "line 1: unknown flag 'numbers'. Did you mean: sizes ?"),

@@ -65,13 +65,6 @@ def test_a_failure_is_kept_before_the_next_step_begins(tmp_path):
     assert "### Next\n\n| figure |\n" in report
 
 
-def test_tables_of_one_step_stay_apart(tmp_path):
-    said = "| a |\\n|---|\\n| 1 |\\n\\nbeside it\\n| b |\\n|---|\\n| 2 |"
-    gpu_first.run([Step("two", 60, [python(f"print('{said}')")])], options(tmp_path))
-    report = (tmp_path / "results.md").read_text()
-    assert report.endswith("### Two\n\n| a |\n|---|\n| 1 |\n\n| b |\n|---|\n| 2 |\n")
-
-
 def test_a_step_beyond_its_limit_ends_with_all_its_processes(tmp_path):
     child = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); "
     child += "signal.pause()"

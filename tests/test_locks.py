@@ -2,10 +2,7 @@
 
 import errno
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,62 +203,3 @@ def test_an_error_of_a_replaced_directory_says_so(tmp_path):
         read_replaced()
     with pytest.raises(ValueError, match="damaged"), locks.unreplaced(final):
         raise ValueError("damaged")
-
-
-@pytest.mark.slow
-def test_two_containers_on_one_folder(tmp_path):
-    """Both writers are process 1, of hosts with other names, and replace one directory in turns."""
-    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--uts", "--fork"]
-    unshare = shutil.which("unshare")
-    if not unshare or subprocess.run([*isolated, "true"], check=False).returncode:
-        pytest.skip("no process namespaces here")
-    code = (
-        "import os, socket, sys, time\n"
-        "from pathlib import Path\n"
-        "sys.path.insert(0, sys.argv[3])\n"
-        "from tests.test_locks import write\n"
-        "assert os.getpid() == 1\n"
-        "socket.sethostname(sys.argv[2])\n"
-        "for _ in range(100):\n"
-        "    write(Path(sys.argv[1]), sys.argv[2], lambda: time.sleep(0.002))\n"
-    )
-    final, root = tmp_path / "dataset", Path(__file__).parents[1]
-    write(final, "0")
-    running = [
-        subprocess.Popen([*isolated, sys.executable, "-c", code, str(final), text, str(root)])
-        for text in ("first", "second")
-    ]
-    while any(process.poll() is None for process in running):
-        try:
-            with locks.unreplaced(final):
-                texts = content(final)
-        except locks.ReplacedError:
-            continue
-        assert len(texts) == 1
-    assert [process.returncode for process in running] == [0, 0]
-    assert names(tmp_path) == ["dataset"]
-
-
-@pytest.mark.slow
-def test_ten_thousand_reads_beside_five_hundred_replacements(tmp_path):
-    final = tmp_path / "dataset"
-    write(final, "0")
-
-    pid = os.fork()
-    if not pid:
-        for number in range(500):
-            write(final, str(number))
-        os._exit(0)
-    reads = again = 0
-    running = True
-    while running or reads < 10_000:
-        running = running and os.waitpid(pid, os.WNOHANG)[0] == 0
-        try:
-            with locks.unreplaced(final):
-                texts = content(final)
-        except locks.ReplacedError:
-            again += 1
-            continue
-        assert len(texts) == 1
-        reads += 1
-    print(f"{reads} reads, {again} more interrupted by a replacement")

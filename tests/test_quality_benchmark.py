@@ -46,24 +46,13 @@ def job(quality, contender, test, **others):
     return quality.Job(**given | others)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("as_it_was", {}),
-        pytest.param("recipe", {"recipe": "auto"}, marks=pytest.mark.slow),
-        pytest.param("packed", {"recipe": "auto", "ensemble": 5}, marks=pytest.mark.slow),
-        pytest.param(
-            "mixed", {"recipe": "auto", "ensemble": "dot*3,quadratic*2"}, marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_an_untuned_model_is_that_of_fit(quality, name, settings):
+def test_an_untuned_model_is_that_of_fit(quality):
     test = table(400, 1)
-    found = quality.contend(job(quality, name, test, members=2))
+    found = quality.contend(job(quality, "as_it_was", test, members=2))
     labels = np.array(test["y"]) == "yes"
     train = table(800, 0)
     dataset = dlrm.Dataset.from_arrow(train, SCHEMA, test=train.slice(0, 100))
-    settings = {"test_freq": 10**9, "set_aside": 0.0, "base_device": "cpu", **settings}
+    settings = {"test_freq": 10**9, "set_aside": 0.0, "base_device": "cpu"}
     logits = [dlrm.fit(dataset, seed=seed, **settings).logits(test) for seed in (1, 2)]
     for one, metrics in zip(logits, found["members"], strict=True):
         assert metrics["auc"] == pytest.approx(roc_auc_score(labels, one))
@@ -73,22 +62,6 @@ def test_an_untuned_model_is_that_of_fit(quality, name, settings):
     mean = roc_auc_score(labels, np.mean(logits, 0))
     assert found["mean of members"]["auc"] == pytest.approx(mean)
     assert found["trials"] == []
-
-
-@pytest.mark.slow
-def test_tuning_does_not_see_the_test_rows(quality):
-    test = table(400, 1)
-    flipped = test.set_column(0, "y", pa.array(np.where(np.array(test["y"]) == "yes", "no", "yes")))
-    space = {"epochs": [1, 2], "batch_size": 64, "embedding_dim": 4}
-    results = [
-        quality.contend(job(quality, "ours", one, space=space, members=1))
-        for one in (test, flipped)
-    ]
-    one, other = results
-    assert one["trials"] == other["trials"]
-    assert one["settings"] == other["settings"]
-    assert one["settings"] == max(one["trials"], key=lambda trial: trial["auc"])["settings"]
-    assert one["members"][0]["auc"] == pytest.approx(1 - other["members"][0]["auc"])
 
 
 def test_a_logistic_regression_is_scikit_learns(quality):
@@ -116,14 +89,6 @@ def test_the_space_of_ours_is_that_of_the_ids_in_the_rows(quality):
         space = kind.space(quality.Rows(rows, rows, Schema.from_dict(SCHEMA)))
         epochs.append(space["epochs"]["high"])
     assert epochs == [20, 8]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["realmlp", "tabm"])
-def test_other_networks_learn_what_can_be_learned(quality, name):
-    pytest.importorskip("pytabkit", reason="extra peers")
-    found = quality.contend(job(quality, name, table(400, 1), members=1))
-    assert found["members"][0]["auc"] > 0.65
 
 
 @pytest.mark.parametrize("name", ["lightgbm", "catboost"])

@@ -113,12 +113,6 @@ def test_it_trains_by_parts_and_in_half_precision(dataset, model, settings):
     np.testing.assert_allclose(found.predict(draw(50, seed=2)), expected, atol=tolerance)
 
 
-def test_tables_in_files_train_as_in_memory(dataset, model, tmp_path):
-    found = dlrm.fit(dataset, **MODEL, table_files=str(tmp_path / "files"))
-    rows = draw(50, seed=2)
-    np.testing.assert_array_equal(found.predict(rows), model.predict(rows))
-
-
 @pytest.mark.long
 def test_a_served_model_scores_raw_rows_and_ids(model, tmp_path):
     scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs dlrm[serve]")

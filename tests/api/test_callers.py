@@ -208,13 +208,6 @@ def test_a_forked_child_of_a_process_that_has_trained_trains_and_scores(dataset)
     process.join()
 
 
-def test_a_rate_of_0_in_most_of_the_run_is_a_warning(dataset):
-    schedule = {"warmup_steps": 0, "decay_start_step": 1, "decay_steps": 1}
-    with pytest.warns(UserWarning, match="rate is 0 from step 2 on, so 6 of this run's 7") as found:
-        dlrm.fit(dataset, **schedule, **SETTINGS)
-    assert found[0].filename == __file__
-
-
 def test_a_run_of_one_step_trains_by_default(dataset):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

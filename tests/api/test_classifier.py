@@ -129,7 +129,7 @@ def test_frames_have_the_columns_that_the_user_names():
     assert named.schema_.numerical_names == ["price", "noise", "size"]
 
 
-@pytest.mark.parametrize("named", ["2", [2], [2, 2], np.array([2])])
+@pytest.mark.parametrize("named", ["2", np.array([2])])
 def test_columns_are_named_by_their_numbers_too(named):
     frame, y = rows(200)
     array = np.column_stack([frame["price"], frame["noise"], np.arange(200) % 4])
@@ -202,19 +202,14 @@ def test_searches_folds_and_calibration_take_it():
         ({"X": [{"a": 1}] * 60}, "Expected 2D array|must be a string or a real number"),
         ({"X": np.array([[1, "a"], [{}, 2]] * 30, object)}, "X: column 0: expected numbers or te"),
         ({"eval_set": (rows(60)[0], ["no"] * 60)}, "eval_set: .* got no alone"),
-        (
-            {"eval_set": (rows(60)[0], ["maybe"] * 60)},
-            r"eval_set: y\[0\] is maybe, which is none of",
-        ),
+        ({"eval_set": (rows(60)[0], ["maybe"] * 60)}, r"eval_set: y\[0\] is maybe, which is none"),
         ({"eval_set": (rows(60)[0][["price"]], rows(60)[1])}, "feature names should match"),
         ({"eval_set": 3}, "eval_set: expected one pair"),
-        ({"eval_set": []}, r"eval_set: expected one pair \(X, y\), got list"),
         ({"eval_set": [rows(60), rows(60)]}, "eval_set: expected one pair"),
         ({"eval_set": (rows(60)[0][:0], [])}, "eval_set: expected rows, got none"),
         ({"X": rows(60)[0][:0], "y": []}, "X, y: expected rows, got none"),
         ({"X": rows(60)[0][[]]}, "X: expected columns, got none"),
         ({"X": pl.from_pandas(rows(60)[0]).lazy()}, r"X: .* got LazyFrame; X.collect\(\) reads"),
-        ({"X": np.array([[10**30], [2]] * 30, object)}, "X: column 0: expected numbers or text"),
         ({"y": np.array(["a", None] * 30, object)}, "y: row 1: expected a class, got None"),
         ({"y": np.array(["a", 1] * 30, object)}, "y: row 1: .* of one type, as 'a', got 1"),
         ({"sample_weight": np.zeros(60)}, "sample_weight: expected a weight above 0, got zeros"),

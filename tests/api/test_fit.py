@@ -68,20 +68,13 @@ def trained_by_the_command(dataset, settings, folder):
     return find_checkpoint(folder / "run")
 
 
-PARTS = {
-    **{"numerical_embedding": "piecewise", "wide": True, "dropout": 0.3, "ema_decay": 0.5},
-    **{"interaction_op": "dot,dcn", "cross_rank": 4, "batch_norm": True, "ensemble": 2},
-}
-
-
 MIXED = {
     **{"numerical_embedding": "piecewise", "wide": True, "dropout": 0.3, "self_ensemble": True},
     **{"ensemble": "dot*2,quadratic", "batch_norm": True, "ema_decay": 0.5},
 }
 
 
-@pytest.mark.parametrize("parts", [PARTS, MIXED], ids=["packed", "mixed"])
-def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path, parts):
+def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
     prices = {"column": "price", "transform": "standardize", "bins": 8}
     constant = pa.array([7.0] * ROWS)
     schema = {**SCHEMA, "numerical": [prices, "seven"]}
@@ -89,9 +82,9 @@ def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path, pa
         table().append_column("seven", constant), schema, tmp_path / "dataset"
     )
     state = torch.get_rng_state()
-    model = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **parts)
+    model = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **MIXED)
     assert torch.equal(torch.get_rng_state(), state), "the caller's generator"
-    theirs = trained_by_the_command(dataset, {**SETTINGS, **parts}, tmp_path)
+    theirs = trained_by_the_command(dataset, {**SETTINGS, **MIXED}, tmp_path)
     for name in ("dense.safetensors", "average.safetensors", "tables/0.bin", "tables/3.bin"):
         assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
     fitted = json.loads((dataset.path / "transform" / "table.json").read_text())["numerical"][0]
@@ -190,7 +183,7 @@ def test_a_row_has_one_score_however_it_is_given(model):
     np.testing.assert_array_equal(model.predict(polars.from_arrow(rows)), scores)
 
 
-def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path):
+def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path, monkeypatch):
     rows, scores = table(), model.predict(table())
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(dlrm.load(tmp_path / "saved").predict(rows), scores)
@@ -200,8 +193,9 @@ def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path
         model.save("ftp://host/x")
     model.save(tmp_path / "saved", overwrite=True)
     pq.write_table(rows, tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
     words = ["--checkpoint=saved", "--input=rows.parquet", "--output=scores.npy"]
-    forked.succeed("dlrm.scripts.predict", *words, cwd=tmp_path)
+    forked.call("dlrm.scripts.predict", *words, code=0)
     np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), scores)
     words = ["--mode=test", f"--dataset={dataset.path}", "--load_checkpoint_path=saved"]
     done = forked.succeed("dlrm.scripts.main", *words, "--base_device=cpu", cwd=tmp_path)
@@ -277,27 +271,15 @@ def test_nothing_is_printed_unless_asked(capfd):
     ("arguments", "error", "message"),
     [
         ({"embeding_dim": 1}, TypeError, "did you mean 'embedding_dim'"),
-        (
-            {"learning_rate": 1},
-            TypeError,
-            r"fit\(\): got 'learning_rate'; did you mean 'lr'\?",
-        ),
-        ({"recipes": "auto"}, TypeError, "did you mean 'recipe'"),
-        ({"epoch": 1}, TypeError, r"^fit\(\): got 'epoch'; did you mean 'epochs'\?$"),
+        ({"learning_rate": 1}, TypeError, r"fit\(\): got 'learning_rate'; did you mean 'lr'\?"),
         ({"zzz": 1}, TypeError, r"fit\(\): got 'zzz'; expected one of .* help\(fit\) has"),
         ({"epochs": "two"}, ValueError, "^epochs: expected int, got 'two'$"),
         ({"epochs": 1.5}, ValueError, "^epochs: expected int, got 1.5$"),
-        ({"lr": "fast"}, ValueError, "^lr: expected float, got 'fast'$"),
         ({"lr": None}, ValueError, "^lr: expected float, got None$"),
         ({"lr": True}, ValueError, "^lr: expected float, got True$"),
         ({"amp": "yes"}, ValueError, "^amp: expected bool, got 'yes'$"),
-        ({"amp_dtype": 1}, ValueError, r"^amp_dtype: expected str \| None, got 1$"),
         ({"ema_decay": "0.9"}, ValueError, r"^ema_decay: expected float \| None, got '0.9'$"),
-        (
-            {"bottom_mlp_sizes": "64,8"},
-            ValueError,
-            r"^bottom_mlp_sizes: expected tuple\[int, \.\.\.\], got '64,8'$",
-        ),
+        ({"bottom_mlp_sizes": "64,8"}, ValueError, r"^bottom_mlp_sizes: expected tuple\[int"),
         ({"top_mlp_sizes": (8.0, 1)}, ValueError, r"^top_mlp_sizes: expected tuple\[int"),
         ({"test_fraction": "0.1"}, ValueError, "^test_fraction: expected float, got '0.1'$"),
         ({"lr": -1.0}, ValueError, "^lr=-1.0: expected"),
@@ -306,25 +288,21 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "^base_device=gpu: expected"),
         ({"schema": None}, ValueError, "schema, label: expected a schema, or the label's column"),
-        (
-            {"schema": "bought"},
-            FileNotFoundError,
-            "^schema 'bought': no such file; label='bought' names the label's column$",
-        ),
+        ({"schema": "bought"}, FileNotFoundError, "^schema 'bought': .*; label='bought' names"),
         ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
+        ({"data": __file__}, ValueError, r"test_fit\.py: .* got a file; read it into a table"),
         ({"schema": None, "label": ["bought", "shop"]}, ValueError, "^label: .* one column, got"),
         ({"schema": None, "label": "user"}, ValueError, "^column user: .*; positive, .* several"),
         ({"schema": None, "label": "bought", "time": 3}, ValueError, "^time: .* column, got 3"),
         (
             {"schema": None, "label": "bought", "weight": "bought"},
             ValueError,
-            "^weight: expected another column than the label 'bought'$",
+            "^weight: .* another",
         ),
         ({"time": "price"}, ValueError, "^time: is for a table without a schema"),
         ({"on_test": 3}, ValueError, "^on_test: expected a function, got 3"),
         ({"metrics": {"auc": max}}, ValueError, "^metrics: expected a name .*, got 'auc'"),
         ({"metrics": max}, ValueError, "^metrics: expected a dict from names to functions"),
-        ({"metrics": {"gini": 3}}, ValueError, "^metrics: 'gini': expected a function, got 3"),
         ({"metrics": {"gini": lambda *_: "x"}}, ValueError, "'gini': expected a number, got 'x'"),
     ],
 )
@@ -341,24 +319,10 @@ def test_lists_and_whole_numbers_are_taken_for_tuples_and_floats(dataset):
     assert "test_auc" in dlrm.fit(dataset, base_device="cpu", max_steps=1, **settings).results
 
 
-def test_a_file_is_not_a_dataset(tmp_path):
-    (tmp_path / "rows.csv").write_text("bought,price\n1,2\n")
-    with pytest.raises(ValueError, match=r"rows.csv: .* got a file; read it into a table, or make"):
-        dlrm.fit(tmp_path / "rows.csv", SCHEMA)
-
-
 def test_a_dataset_takes_no_schema_and_its_splits(dataset):
     for name, value in {"schema": SCHEMA, "test_fraction": 0.3, "test": table()}.items():
         with pytest.raises(ValueError, match=f"^{name}: is for a table in memory; .* is a dataset"):
             dlrm.fit(dataset, **{name: value})
-
-
-def test_checkpoints_of_an_earlier_run_are_not_mixed(dataset, tmp_path):
-    kept = {**SETTINGS, "max_steps": 2, "save_checkpoint_path": tmp_path / "run"}
-    model = dlrm.fit(dataset.path, base_device="cpu", **kept)
-    assert model.path.parent == tmp_path / "run"
-    with pytest.raises(FileExistsError, match="step-000000002: from an earlier run"):
-        dlrm.fit(dataset, **kept)
 
 
 def test_a_checkpoint_names_its_dataset_by_an_absolute_path(dataset, monkeypatch):

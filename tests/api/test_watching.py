@@ -54,8 +54,7 @@ def test_a_training_that_on_step_ends_is_tested(dataset):
     assert "test_auc" in model.results
 
 
-@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", ["on_step", "on_test"])
+@pytest.mark.parametrize(("name", "kind"), [("on_step", KeyError), ("on_test", KeyboardInterrupt)])
 def test_a_function_that_raises_ends_the_run_whole(name, kind, dataset, tmp_path):
     def fails(step, values):
         raise kind("a fault of the program")

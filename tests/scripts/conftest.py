@@ -1,6 +1,4 @@
-"""Commands that run in this process: the main one on a small dataset, and `checkpoint`."""
-
-import subprocess
+"""The main command in this process, on a small dataset."""
 
 import pytest
 import torch
@@ -31,17 +29,5 @@ def command(request, tmp_path, monkeypatch, dataset):
         values = dlrm_flags.parse([*own, *model, *training, *arguments])
         torch.set_num_threads(1)  # tests are too small for more threads
         return main.run(values)
-
-    return run
-
-
-@pytest.fixture
-def checkpoint_tool(capsys):
-    """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
-    from dlrm.scripts.checkpoint.__main__ import main
-
-    def run(*words):
-        capsys.readouterr()
-        return subprocess.CompletedProcess(words, main([*map(str, words)]), *capsys.readouterr())
 
     return run

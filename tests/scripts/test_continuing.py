@@ -7,23 +7,18 @@ import time
 
 import compared_checkpoints
 import forked
-import numpy as np
 import pytest
-import trained_model
 from small_dataset import write_dataset
-from test_dist_main import TRAIN, Ranks
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.transform import Transform
 from dlrm.serving.network.recalibration import (
     load_recalibration,
     of_sampling_rate,
     write_recalibrated,
 )
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, last_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.checkpoints.directory import all_checkpoints, last_checkpoint
 
 DAY = {"train": 1024, "test": 400}  # four batches
 FIRST_DAY = {"train": 768, "test": 400}
@@ -53,14 +48,9 @@ def days(tmp_path_factory):
     return [write_dataset(folder / f"day{i}", own, seed=i) for i, own in enumerate(rows)]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--embedding_optimizer=adagrad", "--embedding_dtype=bf16", "--wide", "--dropout=0.1"],
-        ["--decay_steps=12", "--decay_start_step=5", "--ema_decay=0.9", "--amp"],
-    ],
-)
-def test_days_one_after_another_are_one_long_run(command, days, tmp_path, flags):
+def test_days_one_after_another_are_one_long_run(command, days, tmp_path):
+    flags = ["--embedding_optimizer=adagrad", "--embedding_dtype=bf16", "--wide", "--dropout=0.1"]
+    flags += ["--decay_steps=12", "--decay_start_step=5", "--ema_decay=0.9", "--amp"]
     long = joined(tmp_path / "long", days)
     command("--save_checkpoint_path=whole", *flags, data=long)
     command("--save_checkpoint_path=run0", *flags, data=days[0])
@@ -106,87 +96,6 @@ def test_tables_grow_and_those_in_files_too(command, days, tmp_path):
     assert [table["rows"] for table in read_config(last_checkpoint("run2"))["tables"]] == [*LARGER]
     with pytest.raises(ValueError, match="cat_0.bin: expected 60 ids or more, .* got 50"):
         command("--continue_from=run2", "--save_checkpoint_path=run3", data=days[0])
-
-
-def test_a_row_that_no_batch_looked_up_is_new_whenever_its_table_grew(command, days, tmp_path):
-    """The last day has the ids of the second, whose further rows come with it or before."""
-    second = write_dataset(tmp_path / "second", DAY, LARGER, seed=1)
-    shutil.copytree(days[0], tmp_path / "first")  # with the longer tables, and the same rows
-    spec = FeatureSpec.default(tmp_path / "first", 3, LARGER, ["train", "test"])
-    spec.save()
-    layout.write_dataset_manifest(tmp_path / "first", FIRST_DAY, LARGER, {})
-    command("--save_checkpoint_path=run0", data=days[1])
-    for run, first in (("early", tmp_path / "first"), ("late", days[0])):
-        command("--continue_from=run0", f"--save_checkpoint_path={run}", data=first)
-        command(f"--continue_from={run}", f"--save_checkpoint_path={run} 2", data=second)
-    assert not differing("early 2", "late 2")
-
-
-def copy_with_dictionaries(dataset, directory, change):
-    """Copies a dataset with other dictionaries, and tables of their sizes."""
-    shutil.copytree(dataset, directory)
-    own = Transform.load(directory / layout.TRANSFORM)
-    dictionaries = [change(i, one.keys.copy()) for i, one in enumerate(own.dictionaries)]
-    shutil.rmtree(directory / layout.TRANSFORM)
-    other = Transform.from_logs(own.num_numerical, dictionaries)
-    other.save(directory / layout.TRANSFORM)
-    spec = FeatureSpec.default(directory, own.num_numerical, other.cardinalities, ["train", "test"])
-    spec.save()
-    layout.write_dataset_manifest(directory, trained_model.ROWS, other.cardinalities, {})
-    return directory
-
-
-def test_a_continued_run_takes_dictionaries_that_go_on_and_refuses_others(
-    command, trained, tmp_path
-):
-    further = np.arange(1, 6, dtype=np.uint32)
-    added = copy_with_dictionaries(
-        trained.dataset, tmp_path / "added", lambda i, d: np.append(d, further[: min(2 * i, 5)])
-    )
-    inserted = copy_with_dictionaries(
-        trained.dataset,
-        tmp_path / "inserted",
-        lambda i, d: np.insert(d, i, further[: min(2 * i, 5)]),
-    )
-    checkpoint = find_checkpoint(trained.checkpoint)
-    going_on = [f"--continue_from={checkpoint}", "--save_checkpoint_path=run"]
-    named = (
-        r"expected the transform of .*: categorical 1: id 2 is \w{8} for the model and 00000001 h"
-    )
-    with pytest.raises(ValueError, match=f"{inserted}: {named}"):
-        command(*going_on, data=inserted, model=[], training=[])
-    command(*going_on, data=added, model=[], training=[])
-    sizes = Transform.load(added / "transform").cardinalities
-    assert [table["rows"] for table in read_config(last_checkpoint("run"))["tables"]] == sizes
-    assert Transform.load(last_checkpoint("run") / "transform").cardinalities == sizes
-    tested = command("--mode=test", "--load_checkpoint_path=run", data=added, model=[])
-    assert tested["auc"] > 0.7  # without --allow_other_transform, since the ids are the same
-
-
-def two_processes(folder, data, *flags):
-    job = Ranks(folder, "dlrm.scripts.main", f"--dataset={data}", *flags, *TRAIN)
-    assert job.wait() == 0, job.output()
-
-
-@pytest.mark.slow
-def test_two_processes_go_on_as_one_long_run_of_two(days, tmp_path):
-    two_processes(tmp_path, joined(tmp_path / "long", days[:2]), "--save_checkpoint_path=whole")
-    two_processes(tmp_path, days[0], "--save_checkpoint_path=run0")
-    two_processes(tmp_path, days[1], "--save_checkpoint_path=run1", "--continue_from=run0")
-    assert not differing(tmp_path / "whole", tmp_path / "run1")
-
-
-@pytest.mark.slow
-def test_two_processes_grow_tables_as_one_does(command, days, tmp_path):
-    larger = write_dataset(tmp_path / "larger", DAY, LARGER, seed=1)
-    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
-    command("--continue_from=run0", "--save_checkpoint_path=one", "--seed=3", data=larger)
-    flags = ["--continue_from=run0", "--save_checkpoint_path=both", "--seed=3"]
-    two_processes(tmp_path, larger, *flags)
-    one, both = (read_saved(last_checkpoint(path)) for path in ("one", "both"))
-    for table, other in zip(one.tables, both.tables, strict=True):
-        rows = table.part(0, table.rows), other.part(0, table.rows)
-        np.testing.assert_allclose(*rows, atol=2e-4)
 
 
 @pytest.mark.slow
@@ -241,21 +150,19 @@ def test_a_recalibration_is_carried_over(command, days, capsys):
     assert [load_recalibration(path).kind for path in paths] == ["sampling"] * 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        (["--continue_lr=constant"], "--continue_lr constant needs --continue_from"),
-        (["--continue_from=run0", "--load_checkpoint_path=X"], "contradicts --load_checkpoint_pat"),
-        (["--continue_from=run0", "--seeds=1-3"], "contradicts --seeds 1-3"),
-        (["--continue_from=run0", "--recipe=auto"], "contradicts --recipe auto: the settings are"),
-        (["--continue_from=run0", "--mode=test"], "contradicts --mode test: only a training"),
+def test_mistakes_are_named(command, days):
+    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
+    for flags, named in (
+        (["--continue_lr=constant"], "--continue_lr constant"),
+        (["--continue_from=run0", "--load_checkpoint_path=X"], "--load_checkpoint_path"),
+        (["--continue_from=run0", "--seeds=1-3"], "--seeds 1-3"),
+        (["--continue_from=run0", "--recipe=auto"], "--recipe auto"),
+        (["--continue_from=run0", "--mode=test"], "--mode test"),
         (["--continue_from=run0", "--top_mlp_sizes=8,1"], "of another architecture"),
         (["--continue_from=run0", "--mlp_optimizer=sgd"], "of the optimizers .*, here"),
         (["--continue_from=nothing"], "nothing: no checkpoint here"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named(command, days, flags, error):
-    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
-    with pytest.raises((ValueError, FileNotFoundError), match=error):
-        command(*flags, "--save_checkpoint_path=run1", data=days[1], training=["--base_device=cpu"])
+    ):
+        own = ["--save_checkpoint_path=run1", *flags]
+        with pytest.raises((ValueError, FileNotFoundError), match=named):
+            command(*own, data=days[1], training=["--base_device=cpu"])
     assert last_checkpoint("run1") is None

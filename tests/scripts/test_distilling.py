@@ -5,7 +5,6 @@ import pytest
 import torch
 from compared_checkpoints import differing
 from small_dataset import write_dataset
-from test_dist_main import TRAIN, Ranks
 
 import dlrm
 from dlrm.data.clicks import readers
@@ -37,11 +36,10 @@ def weights(run):
 @pytest.mark.parametrize(
     ("weight", "flags"),
     [
-        (0.7, []),
         (0.3, ["--self_ensemble", "--interaction_op=quadratic", "--gradient_accumulation_steps=3"]),
         (0.7, ["--table_files=files", "--ensemble=2"]),
     ],
-    ids=["plain", "two passes", "files"],
+    ids=["two passes", "files"],
 )
 def test_the_student_trains_as_on_a_dataset_with_mixed_labels(
     command, trained, monkeypatch, weight, flags
@@ -168,16 +166,3 @@ def test_ranks_are_taught_what_one_process_is(hotness):
             assert torch.equal(batch.categorical, own.batch(index).categorical)
             parts.append(batch.labels)
         torch.testing.assert_close(torch.cat(parts), mixed, atol=1e-6, rtol=0)
-
-
-@pytest.mark.slow
-def test_two_processes_learn_as_one(command, dataset, tmp_path):
-    command("--save_checkpoint_path=teacher", *ENSEMBLE)
-    short = [flag for flag in SHORT if "dropout" not in flag]
-    command("--save_checkpoint_path=one", *DISTILL, *short)
-    flags = [f"--dataset={dataset}", "--save_checkpoint_path=two", *DISTILL, *short]
-    job = Ranks(tmp_path, "dlrm.scripts.main", *TRAIN, *flags)
-    assert job.wait() == 0, job.output()
-    assert losses("two") == pytest.approx(losses("one"), rel=1e-4)
-    for actual, other in zip(weights("two"), weights("one"), strict=True):
-        torch.testing.assert_close(actual, other, atol=1e-4, rtol=1e-3)

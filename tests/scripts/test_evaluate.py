@@ -15,9 +15,8 @@ import dlrm
 from dlrm.scripts.evaluate.columns import read_groups, read_weights
 
 
-def evaluate(trained, *flags, **options):
-    words = (f"--checkpoint={trained.checkpoint}", *flags)
-    return forked.run("dlrm.scripts.evaluate", *words, **options)
+def evaluate(trained, *flags):
+    return forked.call("dlrm.scripts.evaluate", f"--checkpoint={trained.checkpoint}", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -240,13 +239,6 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert all(contrast(color, "#fff") >= 3 for color in drawn)  # graphics
 
 
-def test_the_help_has_the_flags_of_rows_and_of_judging(trained):
-    done = evaluate(trained, "--help")
-    assert "Evaluates a trained model on new rows" in done.stdout
-    for flag in ("--against", "--recalibrate", "--split", "--columns"):
-        assert flag in done.stdout
-
-
 def test_a_score_that_is_no_number_names_its_row(trained, tmp_path):
     checkpoint, row = trained_model.overflowing(trained, tmp_path)
     done = evaluate(trained, f"--checkpoint={checkpoint}", f"--dataset={trained.dataset}")
@@ -280,32 +272,17 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
     data = f"--dataset={trained.dataset}"
     for flags, message in (
         ([], "--dataset or --input: expected the rows to judge, got none"),
-        (
-            [f"--input={trained.log},{trained.dataset}"],
-            "expected files, or one dataset, got several",
-        ),
-        (
-            [data, "--slices=nothing"],
-            "--slices nothing: expected day, or a field of the model, one of",
-        ),
-        (
-            [data, f"--groups={tmp_path}/short.txt"],
-            "expected one value for each of 1,000 rows, got 999",
-        ),
+        ([f"--input={trained.log},{trained.dataset}"], "expected files, or one dataset, got"),
+        ([data, "--slices=nothing"], "--slices nothing: "),
+        ([data, f"--groups={tmp_path}/short.txt"], "one value for each of 1,000 rows, got 999"),
         ([data, f"--weights={tmp_path}/zeros.txt"], "expected a weight above 0, got 1,000 zeros"),
-        (
-            [data, f"--weights={tmp_path}/huge.txt"],
-            "huge.txt: expected weights whose sum is at most 1e+100, got inf",
-        ),
+        ([data, f"--weights={tmp_path}/huge.txt"], "huge.txt: expected weights whose sum is at"),
         ([data, "--groups=nope"], "test, which has none"),
         ([f"--input={trained.log}", "--groups=nope"], "nope: no such file (--groups)"),
         ([data, "--slices=day"], "--slices day: expected rows with a time, got"),
         ([f"--input={trained.log}", "--slices=day"], "expected rows of a table with a time, got a"),
         ([data, f"--against={other_trained.checkpoint}"], "its transform is not that of"),
-        (
-            [data, f"--recalibrated_checkpoint={tmp_path}/x"],
-            "needs --recalibrate or --sampling_rate",
-        ),
+        ([data, f"--recalibrated_checkpoint={tmp_path}/x"], "needs --recalibrate or --sampling"),
         ([f"--input={trained.log}", "--nolabel"], "line 1: expected"),
     ):
         done = evaluate(trained, "--bootstrap=0", *flags)

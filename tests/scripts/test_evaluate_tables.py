@@ -59,7 +59,7 @@ def model(tmp_path_factory):
 
 def judged(model, *flags):
     words = [f"--checkpoint={model / 'run'}", "--bootstrap=5", f"--output={model / 'out'}"]
-    done = forked.succeed("dlrm.scripts.evaluate", *words, *flags)
+    done = forked.call("dlrm.scripts.evaluate", *words, *flags, code=0)
     return done.stdout, json.loads((model / "out" / "evaluation.json").read_text())
 
 
@@ -120,7 +120,7 @@ def test_groups_weights_and_days_are_columns_of_a_raw_table(model):
 
 
 def refused(model, *flags):
-    done = forked.run("dlrm.scripts.evaluate", f"--checkpoint={model / 'run'}", *flags)
+    done = forked.call("dlrm.scripts.evaluate", f"--checkpoint={model / 'run'}", *flags)
     assert done.returncode == 1, done.stdout
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -186,25 +186,24 @@ def test_the_share_of_kept_negatives_is_said_by_all_commands(model):
     assert "note: training rows are 0.3 of those with label 0" in done.stdout, done.stderr
     assert "note: the dataset's sample weights weight the loss" in done.stdout
     scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
-    done = forked.run("dlrm.scripts.predict", *scores, f"--input={model / 'rows.parquet'}")
+    done = forked.call("dlrm.scripts.predict", *scores, f"--input={model / 'rows.parquet'}")
     assert "was trained on 0.3 of the rows with label 0" in done.stdout, done.stderr
     assert "has no fitted transform" not in done.stdout
 
 
 def test_converted_numbers_are_no_raw_rows(model):
     converted = model / "converted"
-    forked.succeed(
-        "dlrm.scripts.convert", f"--dataset={model / 'dataset'}", f"--output={converted}"
-    )
+    words = [f"--dataset={model / 'dataset'}", f"--output={converted}"]
+    forked.call("dlrm.scripts.convert", *words, code=0)
     scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
-    done = forked.run("dlrm.scripts.predict", *scores, f"--input={converted / 'test'}")
+    done = forked.call("dlrm.scripts.predict", *scores, f"--input={converted / 'test'}")
     assert done.returncode == 1
     assert "are transformed already" in done.stderr
 
 
 def test_a_page_replaces_nothing_but_a_page(model):
     words = [f"--checkpoint={model / 'run'}", f"--dataset={model / 'dataset'}", "--bootstrap=5"]
-    done = forked.run("dlrm.scripts.evaluate", *words, f"--output={model / 'dataset'}")
+    done = forked.call("dlrm.scripts.evaluate", *words, f"--output={model / 'dataset'}")
     assert done.returncode == 1
     assert "expected nothing, or an earlier evaluation to replace, got a 'dataset'" in done.stderr
     assert (model / "dataset" / "feature_spec.yaml").exists()

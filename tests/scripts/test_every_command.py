@@ -1,4 +1,4 @@
-"""Every command refuses a URI in flags that take none, and ends in a line after a signal."""
+"""Every command has a help, names the flag that is wrong, and ends in a line after a signal."""
 
 import json
 import multiprocessing
@@ -24,10 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
 OTHER = "ftp://host/x: expected a URI of s3://, "
-NEEDED = {
-    "dlrm/scripts/bert/__main__.py": ["--mode=pretrain"],
-    "dlrm/deployment/deployer.py": ["--"],
-}
 TRAININGS = {
     *("dlrm/scripts/main.py", "dlrm/scripts/dist_main.py"),
     *("dlrm/scripts/cnn/__main__.py", "dlrm/scripts/bert/__main__.py"),
@@ -38,12 +34,53 @@ SCRIPTS = {
     for folder in ("dlrm", "preproc", "triton")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
+
+
 COMMANDS = [
     name
     for name, text in SCRIPTS.items()
-    if re.search(r'(?m)^if __name__ == "__main__":$', text)
-    and not re.search(r'(?m)^"""Runs `dlrm\.', text)  # has the command line of another one
+    if re.search(r'(?m)^if __name__ == "__main__":$', text) and name != "dlrm/__main__.py"
 ]
+RUN_OTHERS = {  # those that have the command line of another one
+    name for name in COMMANDS if re.search(r'(?m)^"""Runs `dlrm\.', SCRIPTS[name])
+}
+DEPLOYMENT = {
+    "export": (2, "--checkpoint=x", "--threads=x"),
+    "deployer": (2, "-- --model_checkpoint=x", "--threads=x"),
+    "client": (2, "--input=x", "--protocol=x"),
+    "server": (2, "--model-repository=x", "--http-port=x"),
+}
+# Every command: its exit code, required flags, and a flag with an invalid value.
+REFUSED = {
+    "dlrm/scripts/main.py": (1, "", "--batch_size=x"),
+    "dlrm/scripts/dist_main.py": (1, "", "--lr=x"),
+    "dlrm/scripts/cnn/__main__.py": (1, "", "--batch_size=x"),
+    "dlrm/scripts/bert/__main__.py": (1, "", "--epochs=x"),
+    "dlrm/scripts/transcode.py": (1, "--input=x", "--chunk_size=x"),
+    "dlrm/scripts/prepare/__main__.py": (1, "--schema=x --input=x --output=x", "--seed=x"),
+    "dlrm/scripts/schema/__main__.py": (1, "--input=x --label=x --output=x", "--rows=x"),
+    "dlrm/scripts/convert.py": (1, "--dataset=x --output=x", "--values=x"),
+    "dlrm/scripts/evaluate/__main__.py": (1, "--checkpoint=x", "--bootstrap=x"),
+    "dlrm/scripts/tune/__main__.py": (2, "--dataset=x --output=x", "--trials=x"),
+    "dlrm/scripts/gen_csv.py": (1, "", "--size=x"),
+    "dlrm/scripts/split_dataset.py": (1, "", "--batch_size=x"),
+    "dlrm/scripts/predict/__main__.py": (1, "--checkpoint=x --input=x --output=x", "--explain=x"),
+    "dlrm/scripts/prepare_synthetic_dataset.py": (1, "", "--synthetic_dataset_num_entries=x"),
+    "dlrm/scripts/checkpoint/__main__.py": (2, "inspect x", "--check=x"),
+    "dlrm/published/command.py": (2, "run x", "--threads=x"),
+    "dlrm/scripts/daily/__main__.py": (2, "--days=x --schema=x --output=x", "--keep=x"),
+    "dlrm/scripts/demo.py": (1, "", "--rows=x"),
+    "dlrm/scripts/doctor.py": (2, "", "--env=x"),
+    "dlrm/language/pretraining/command.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
+    "dlrm/preproc/prepare_logs.py": (2, "", "--seed=x"),
+    "dlrm/scripts/simulate_logs/__main__.py": (2, "--output=x", "--rows=x"),
+    "dlrm/vision/preparation/command.py": (2, "--source=x --output=x", "--size=x"),
+    "preproc/spark_data_utils.py": (2, "", "--memory_gib=x"),
+    "preproc/split_dataset.py": (1, "", "--batch_size=x"),
+    "preproc/parquet_to_binary.py": (2, "--src_dir=x --dst_dir=x", "--parallel_jobs=x"),
+    **{f"dlrm/deployment/{name}.py": wrong for name, wrong in DEPLOYMENT.items()},
+    **{f"triton/{name}.py": wrong for name, wrong in DEPLOYMENT.items()},
+}
 
 
 class CommandLine(BaseException):
@@ -121,52 +158,79 @@ def error_of(parse, words, value):
 
 def ends(command):
     """Returns how a command ends after each signal: its exit code and output."""
-    return {number: end_after(command, number) for number in SIGNALS}
+    needed = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"]}
+    words = ["--"] if "deployer" in command else needed.get(command, [])
+    return {number: end_of(command, words, number) for number in SIGNALS}
 
 
-def end_after(command, number):
-    with tempfile.TemporaryFile("w+") as output:
+def usages(command):
+    """Returns how a command ends that is asked for help, or given a wrong flag."""
+    _, needed, bad = REFUSED[command]
+    before = ["--"] if "deployer" in command else []
+    return {
+        what: end_of(command, words)
+        for what, words in {
+            "--help": [*before, "--help", "--no_such_flag=1"],
+            "-h": [*before, "-h", "--no_such_flag=1"],
+            "bad value": [*needed.split(), bad],
+            "unknown flag": [*needed.split(), "--no_such_flag=1"],
+        }.items()
+    }
+
+
+def end_of(command, words, number=None):
+    """Runs a command in a fork, and may signal it; returns its exit code, output and errors."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
+            os.dup2(errors.fileno(), 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
             code = 99  # of another error
             try:
-                code = signaled(command, number)
+                if number:
+                    get(number, command)
+                code = code_of(command, words)
+                assert not number or signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
             except BaseException:
                 traceback.print_exc()
             finally:
+                sys.stdout.flush()
                 os._exit(code)
         _, status = os.waitpid(child, 0)
-        output.seek(0)
-        return os.waitstatus_to_exitcode(status), output.read()
+        texts = [file.seek(0) or file.read() for file in (output, errors)]
+        return os.waitstatus_to_exitcode(status), *texts
 
 
-def signaled(command, number):
-    """Runs a command that gets a signal where it begins its work; returns its exit code."""
+def get(number, command):
+    """Lets a command get a signal where it begins its work."""
 
     def signal_self(*_, **__):
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     session.join = signal_self
     dlrm.command_line.end_while_imported = lambda name: None  # see test_command_line
     if command not in TRAININGS:
         ConfigFlags.parse = Subcommands.parse = signal_self
-    sys.argv = [command, *NEEDED.get(command, ())]
+
+
+def code_of(command, words):
+    """Runs a command in this process; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.argv = [command, *words]
+    sys.path.insert(0, str((ROOT / command).parent))
     try:
         runpy.run_path(str(ROOT / command), run_name="__main__")
     except SystemExit as ended:
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        return ended.code
-    raise AssertionError(f"{command} continues after the signal")
+        return ended.code or 0
+    return 0
 
 
 def examine(command):
-    return answers(command), ends(command)
+    own = ({}, {}) if command in RUN_OTHERS else (answers(command), ends(command))
+    return *own, usages(command)
 
 
 def walk(path):
@@ -195,9 +259,9 @@ PATHS = {  # some of the flags that the walk has to find
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in RUN_OTHERS])
 def test_a_flag_of_a_path_takes_uris_or_says_that_it_does_not(command, walked):
-    found, _ = walked[command]
+    found, *_ = walked[command]
     for name, error in found.items():
         flag = name.split()[-1]
         if error.startswith("takes: "):
@@ -210,21 +274,39 @@ def test_a_flag_of_a_path_takes_uris_or_says_that_it_does_not(command, walked):
     assert not (ROOT / "s3:").exists()
 
 
-def test_the_walk_meets_every_exception(walked):
-    assert {*PATHS, "preproc/parquet_to_binary.py"} <= {*COMMANDS}
-    accepted = {name for found, _ in walked.values() for name, error in found.items() if not error}
+def test_the_walk_meets_every_command_and_exception(walked):
+    assert {*COMMANDS} == {*REFUSED}
+    accepted = {name for found, *_ in walked.values() for name, error in found.items() if not error}
     assert {"--mlflow", "--master", "--spark_sql", "--label"} <= accepted
     words = {name.split()[-1].lstrip("-").replace("-", "_") for name in accepted}
     assert words == NOT_PATHS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in RUN_OTHERS])
 def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
-    _, found = walked[command]
+    _, found, _ = walked[command]
     for number, (code, word) in SIGNALS.items():
-        ended, text = found[str(int(number))]
-        assert ended == code, text
-        assert re.fullmatch(rf"(error: )?{word}(; .*)?\n", text)
+        ended, output, errors = found[str(int(number))]
+        assert ended == code, errors
+        assert re.fullmatch(rf"(error: )?{word}(; .*)?\n", output + errors)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_and_names_a_wrong_flag(command, walked):
+    expected, _, bad = REFUSED[command]
+    *_, found = walked[command]
+    for word in ("--help", "-h"):  # whatever else is given
+        code, output, errors = found[word]
+        assert (code, errors) == (0, ""), errors
+        assert output.endswith("Try --helpfull to get a list of all flags.\n")
+    named = {"bad value": bad.partition("=")[0].strip("-").replace("-", "_")}
+    if "server" not in command:  # it passes others on to tritonserver
+        named["unknown flag"] = "no_such_flag"
+    for what, flag in named.items():
+        code, _, errors = found[what]
+        assert (code, errors.count("\n")) == (expected, 1), errors
+        assert errors.startswith("error: ")
+        assert flag in errors
 
 
 @pytest.mark.parametrize(

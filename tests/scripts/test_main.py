@@ -10,14 +10,12 @@ import pytest
 import torch
 import trained_model
 from op_recorder import OpRecorder
-from sklearn.metrics import roc_auc_score
-from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
+from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts import main
 from dlrm.tasks import click_run, footprint
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
 
 pytestmark = pytest.mark.long
 
@@ -106,40 +104,8 @@ def test_log_and_curves_are_beside_the_checkpoints_and_a_resumed_run_appends(com
     assert not (tmp_path / "other" / "log.json").exists()
 
 
-def test_a_checkpoint_names_its_dataset_from_any_folder(command, tmp_path, dataset):
-    (tmp_path / "link").symlink_to(dataset)
-    command("--max_steps=2", "--save_checkpoint_path=run", data="link")
-    assert read_config(find_checkpoint("run"))["flags"]["dataset"] == str(tmp_path / "link")
-    command("--max_steps=3", "--save_checkpoint_path=run", "--resume", data="link")
-
-
-def test_the_reported_auc_is_scikit_learns(command, dataset, device):
-    command("--epochs=1", "--save_checkpoint_path=run")
-    tested = command("--mode=test", "--load_checkpoint_path=run", "--notf32")
-    import torch
-
-    from dlrm.model.config import DLRMConfig
-    from dlrm.model.dlrm import DLRM
-    from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
-    from dlrm.train.checkpoints.directory import find_checkpoint
-
-    spec = FeatureSpec.load(dataset)
-    numerical = np.fromfile(spec.file("test", "num_0"), np.float16).reshape(-1, 3)
-    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
-    labels = np.fromfile(spec.file("test", "label"), bool)
-    config = DLRMConfig(
-        TABLE_SIZES, 3, 4, bottom_mlp_sizes=(8, 4), top_mlp_sizes=(16, 1), interaction_op="dot"
-    )
-    model = DLRM(config)
-    load_checkpoint(find_checkpoint("run"), Parameters(model, model.embeddings.table_parameters()))
-    with torch.no_grad():
-        scores = model(torch.tensor(numerical), torch.tensor(np.stack(ids, axis=1)))
-    near = 1e-6 if device == "cpu" else 1e-5  # rounding may exchange a few of 500,000 pairs
-    assert tested["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=near)
-
-
 @pytest.mark.parametrize(
-    "extra", [[], ["--shuffle_batch_order"], ["--amp"], ["--embedding_dtype=bf16"]]
+    "extra", [[], ["--shuffle_batch_order", "--amp", "--embedding_dtype=bf16"]]
 )
 def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, extra, device):
     whole = command("--epochs=2", "--log_path=whole.json", "--save_checkpoint_path=whole", *extra)
@@ -161,15 +127,6 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, ex
         assert values == expected or values == pytest.approx(expected, rel=same, abs=0)
     for metric in ("test_auc", "validation_log_loss"):
         assert resumed[metric] == pytest.approx(whole[metric], rel=same, abs=0)
-
-
-def test_a_warm_started_run_saves_the_architecture_it_has(command):
-    command("--max_steps=2", "--save_checkpoint_path=one")
-    warm = ["--max_steps=3", "--load_checkpoint_path=one", "--save_checkpoint_path=two"]
-    command(*warm, model=[])
-    command("--mode=test", "--load_checkpoint_path=two", model=[])
-    resumed = ["--max_steps=4", "--save_checkpoint_path=two", "--resume"]
-    command(*resumed, model=[])
 
 
 def test_a_refused_command_leaves_the_earlier_log_alone(command, tmp_path):
@@ -211,20 +168,16 @@ def test_a_warm_start_begins_with_the_checkpoints_weights(command):
     trained = command("--epochs=2", "--save_checkpoint_path=run")
     started = command("--max_steps=1", "--test_freq=1", "--lr=1e-9", "--load_checkpoint_path=run")
     assert started["test_auc"] == pytest.approx(trained["test_auc"], abs=1e-4)
+    warm = ["--load_checkpoint_path=run", "--save_checkpoint_path=two"]
+    command("--max_steps=1", *warm, model=[])  # with the architecture of the checkpoint
+    command("--mode=test", "--load_checkpoint_path=two", model=[])
+    command("--max_steps=2", "--save_checkpoint_path=two", "--resume", model=[])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
-def test_every_embedding_optimizer_trains(command, optimizer, device):
-    lr = {"sgd": 1.0, "adam": 0.02}.get(optimizer, 0.1)
-    mlp = optimizer.removeprefix("row_wise_")
-    summary = command(
-        "--epochs=3", f"--lr={lr}", f"--embedding_optimizer={optimizer}", f"--mlp_optimizer={mlp}"
-    )
-    assert summary["test_auc"] > 0.65
-
-
-@pytest.mark.parametrize("amp", [[], ["--amp"]], ids=str)
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    ("optimizer", "amp"),
+    [("sgd", []), ("adagrad", ["--amp"]), ("row_wise_adagrad", []), ("adam", ["--amp"])],
+)
 def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
     lr = {"sgd": 0.1, "adam": 0.002}.get(optimizer, 0.02)  # low, so steps amplify no rounding
     run = [*amp, f"--lr={lr}", f"--embedding_optimizer={optimizer}", "--mlp_optimizer=adagrad"]
@@ -244,92 +197,21 @@ def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
         assert losses["bf16"] != losses["fp32"]
 
 
-def test_bf16_tables_test_as_they_trained_and_serve_fp32_ones(command, device):
-    trained = command("--epochs=1", "--save_checkpoint_path=run", "--embedding_dtype=bf16")
-    load = ["--load_checkpoint_path=run"]
-    tested = command("--mode=test", *load, model=[], training=[])
-    assert tested["auc"] == trained["test_auc"]
-    assert tested["log_loss"] == trained["test_log_loss"]
-    wide = command("--mode=test", *load, "--embedding_dtype=fp32")
-    assert wide["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-3)
-    timed = command(
-        *("--mode=inference_benchmark", *load, "--inference_benchmark_steps=2"),
-        *("--inference_benchmark_batch_sizes=7", "--inference_benchmark_runtimes=native"),
-    )
-    assert timed["mean_inference_throughput_batch_7"] > 0
+def test_nvidias_names_of_layouts_train_the_same_model(command):
+    names = ("joint_fused", "joint", "joint_sparse", "multi_table", "custom_cuda")
+    words = ("--max_steps=3", "--test_freq=3")
+    found = [command(*words, f"--embedding_type={name}")["test_log_loss"] for name in names]
+    assert len(set(found)) == 1
 
 
-@pytest.mark.parametrize("embedding_type", ["joint", "joint_sparse", "multi_table", "custom_cuda"])
-def test_nvidias_names_of_layouts_train_the_same_model(command, embedding_type):
-    expected = command("--max_steps=3", "--test_freq=3")
-    found = command("--max_steps=3", "--test_freq=3", f"--embedding_type={embedding_type}")
-    assert found["test_log_loss"] == expected["test_log_loss"]
-
-
-MULTI_HOT = [
-    *("--dataset_type=synthetic_gpu", "--synthetic_dataset_table_sizes=50,200,3,130"),
-    *("--synthetic_dataset_hotness=1,7,2,4", "--synthetic_dataset_num_entries=2000"),
-    *("--num_numerical_features=3", "--pooling=mean", "--max_steps=6", "--print_freq=1"),
-]
-
-
-def test_pooling_changes_what_bags_are_and_is_kept_with_the_weights(command):
-    one = command(*MULTI_HOT, "--test_freq=6", "--save_checkpoint_path=run")
-    other = command(*MULTI_HOT, "--test_freq=6", "--pooling=sum")
-    assert one["test_log_loss"] != other["test_log_loss"]
-    bags = [flag for flag in MULTI_HOT if "pooling" not in flag]
-    tested = command("--mode=test", "--load_checkpoint_path=run", *bags, model=[])
-    assert tested["log_loss"] == one["test_log_loss"]
-
-
-@pytest.mark.slow
-def test_bags_are_resumed_hashed_and_timed(command):
-    flags = [*MULTI_HOT[:-2], "--print_freq=1", "--amp", "--hash_indices", "--max_table_size=20"]
-    whole = command(*flags, "--max_steps=6", "--test_freq=6")
-    command(*flags, "--max_steps=3", "--save_checkpoint_path=run")
-    resumed = command(
-        *flags, "--max_steps=6", "--test_freq=6", "--save_checkpoint_path=run", "--resume"
-    )
-    assert resumed["test_log_loss"] == whole["test_log_loss"]
-    benchmark = ["--inference_benchmark_batch_sizes=64", "--inference_benchmark_steps=20"]
-    benchmark.append("--inference_benchmark_runtimes=native")  # later tests have the others
-    timed = command(*flags, "--mode=inference_benchmark", *benchmark)
-    assert timed["mean_inference_latency_batch_64"] > 0
-
-
-@pytest.mark.parametrize("flag", ["--amp", "--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
+@pytest.mark.parametrize("flag", ["--amp_dtype=fp16 --amp", "--amp --loss_scale=64"])
 def test_half_precision_learns_as_well(command, flag, capsys, device):
-    full = command("--epochs=3")
-    half = command("--epochs=3", *flag.split())
+    full = command("--epochs=2")
+    half = command("--epochs=2", *flag.split())
     assert half["test_auc"] == pytest.approx(full["test_auc"], abs=0.01)
     assert half["test_auc"] != full["test_auc"]
     unused = "64" in flag and device == "cpu"  # where half means bfloat16
     assert ("note: --loss_scale is not used" in capsys.readouterr().out) == unused
-
-
-def test_frozen_parameters_stay(command):
-    flags = ["--max_steps=3", "--test_freq=3"]
-    frozen = command(*flags, "--freeze_mlps", "--freeze_embeddings")
-    still = command(*flags, "--lr=1e-12")
-    assert frozen["test_log_loss"] == pytest.approx(still["test_log_loss"], abs=1e-6)
-    mlps = command(*flags, "--freeze_embeddings")
-    assert mlps["test_log_loss"] != pytest.approx(still["test_log_loss"], abs=1e-6)
-
-
-def test_frozen_parameters_gather_no_gradients(command, monkeypatch):
-    from dlrm.tasks.recommendation import Recommendation
-
-    counts = []
-    loss = Recommendation.loss
-
-    def counting(task, batch):
-        grad = task.model.embeddings.weight.grad
-        counts.append(0 if grad is None else grad._nnz())
-        return loss(task, batch)
-
-    monkeypatch.setattr(Recommendation, "loss", counting)
-    command("--max_steps=4", "--freeze_mlps", "--freeze_embeddings")
-    assert counts == [0] * 4
 
 
 def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
@@ -383,12 +265,6 @@ def test_inference_benchmark_times_lists_in_every_runtime(command, device):
         assert summary[f"mean_inference_latency_batch_{end}"] > 0
 
 
-def test_a_runtime_that_is_none_is_named(command):
-    flags = ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=1"]
-    with pytest.raises(ValueError, match="--inference_benchmark_runtimes fast: expected native, "):
-        command(*flags, "--inference_benchmark_runtimes=fast")
-
-
 def advised(capsys):
     """Returns the flags that a run's output proposes, or None."""
     (found,) = re.findall(r"Flags that fit: (.*)", capsys.readouterr().out) or [None]
@@ -397,8 +273,7 @@ def advised(capsys):
 
 @pytest.mark.parametrize(
     "chosen",
-    ["--lr=0.02", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd"]
-    + ["--mlp_optimizer=adam", "--embedding_optimizer=adam"],
+    ["--lr=0.02", "--mlp_optimizer=sgd", "--embedding_optimizer=adam"],
 )
 def test_the_short_run_is_told_a_schedule_that_fits(command, capsys, chosen):
     command("--max_steps=16", "--batch_size=64", chosen, training=[])
@@ -440,11 +315,11 @@ def test_flags_that_do_nothing_say_so(command, capsys):
 
 
 def test_what_is_frozen_stays_as_it_was(command):
-    frozen = ["--freeze_mlps", "--freeze_embeddings", "--max_grad_norm=1"]
-    command("--epochs=1", *frozen, "--save_checkpoint_path=run")
+    frozen = ["--max_steps=3", "--test_freq=3", "--freeze_embeddings", "--max_grad_norm=1"]
+    after = command(*frozen, "--freeze_mlps")
     before = command("--mode=test", "--log_path=before.json")
-    after = command("--mode=test", "--load_checkpoint_path=run")
-    assert after["log_loss"] == before["log_loss"]
+    assert after["test_log_loss"] == before["log_loss"]
+    assert command(*frozen)["test_log_loss"] != pytest.approx(before["log_loss"], abs=1e-6)
 
 
 @pytest.fixture
@@ -480,31 +355,35 @@ def test_recorded_steps_are_the_same_steps(command, recording):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "named"),
     [
-        (["--resume"], "--resume needs --save_checkpoint_path"),
+        (["--resume"], "--resume"),
         (["--resume", "--mode=test", "--save_checkpoint_path=run"], "--resume contradicts --mode"),
-        (["--checkpoint_freq=5"], "--checkpoint_freq 5 needs --save_checkpoint_path"),
-        (["--early_stop=2"], "--early_stop 2 needs --save_checkpoint_path"),
-        (["--schedule=linear"], "--warmup_steps contradicts --schedule linear"),
+        (["--checkpoint_freq=5"], "--checkpoint_freq 5"),
+        (["--early_stop=2"], "--early_stop 2"),
+        (["--schedule=linear"], "--warmup_steps"),
         (["--embedding_dim=8"], "--bottom_mlp_sizes 8,4.*--embedding_dim 8"),
-        (["--top_mlp_sizes=16,x,1"], "--top_mlp_sizes 16,x,1: expected integers"),
-        (["--synthetic_dataset_hotness=3"], "--synthetic_dataset_hotness: .*synthetic_gpu"),
-        (["--synthetic_dataset_hotness=3,x"], "--synthetic_dataset_hotness 3,x: expected integers"),
-        (["--max_table_size=8"], "--max_table_size 8 needs --hash_indices"),
+        (["--synthetic_dataset_hotness=3"], "--synthetic_dataset_hotness"),
+        (["--synthetic_dataset_hotness=3,x"], "--synthetic_dataset_hotness 3,x"),
+        (["--max_table_size=8"], "--max_table_size 8"),
         (["--num_numerical_features=13"], "--num_numerical_features 13: the dataset has 3"),
-        (["--base_device=tpu"], "--base_device tpu"),
-        (["--load_checkpoint_path=/nowhere"], "/nowhere: no checkpoint here"),
-        (["--log_path=/dev/null/log.json"], "/dev/null"),
+        (["--load_checkpoint_path=/nowhere"], "/nowhere"),
         (["--save_checkpoint_path=/dev/null/run"], "/dev/null"),
         (
             ["--mode=inference_benchmark", "--inference_benchmark_batch_sizes=5000"],
             "--inference_benchmark_batch_sizes 5000: expected 1 to 1500",
         ),
+        (
+            ["--mode=inference_benchmark", "--inference_benchmark_runtimes=fast"],
+            "--inference_benchmark_runtimes fast",
+        ),
+        (["--cross_rank=4"], "--cross_rank 4"),
+        (["--ema_decay=1"], "--ema_decay 1.0"),
+        (["--profile=2", "--mode=test"], "--profile 2"),
     ],
 )
-def test_contradictions_are_refused(command, flags, message):
-    with pytest.raises((ValueError, OSError), match=message):
+def test_contradictions_are_refused(command, flags, named):
+    with pytest.raises((ValueError, OSError), match=named):
         command(*flags)
 
 
@@ -512,6 +391,11 @@ def test_a_run_never_writes_over_anothers_checkpoints(command):
     command("--max_steps=1", "--save_checkpoint_path=run")
     with pytest.raises(FileExistsError, match="--resume continues from it"):
         command("--max_steps=1", "--save_checkpoint_path=run")
+    running = CheckpointDirectory("run")
+    running.claim()
+    with pytest.raises(BlockingIOError, match="another run saves here"):
+        command("--max_steps=2", "--save_checkpoint_path=run", "--resume")
+    running.release()
 
 
 def test_a_checkpoint_of_another_architecture_is_named(command):
@@ -522,12 +406,6 @@ def test_a_checkpoint_of_another_architecture_is_named(command):
 
 def shell(arguments, cwd):
     return forked.run("dlrm.scripts.main", "--base_device=cpu", *arguments, cwd=cwd, curves=True)
-
-
-def test_errors_are_one_line_and_an_exit_code(tmp_path):
-    done = shell(["--dataset=/nowhere"], tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == "error: /nowhere: no such dataset directory (--dataset)\n"
 
 
 def test_an_id_beyond_its_table_ends_the_run_with_its_name(tmp_path):
@@ -554,7 +432,7 @@ def test_a_diverging_run_ends_with_advice(tmp_path):
     assert "smaller --lr" in done.stderr
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7])
+@pytest.mark.parametrize("steps", [1, 7])
 def test_ruined_weights_are_neither_judged_nor_saved(command, tmp_path, steps):
     flags = ["--lr=1e38", "--mlp_optimizer=sgd", "--embedding_optimizer=sgd", "--test_freq=1"]
     with pytest.raises(FloatingPointError, match="became (nan|inf) between steps 1 and 1"):
@@ -587,14 +465,39 @@ def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, 
         command("--epochs=1")
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_a_test_of_one_class_says_that_there_is_no_auc(command, tmp_path, capsys, label):
+def test_a_test_of_one_class_says_that_there_is_no_auc(command, tmp_path, capsys):
     data = write_dataset(tmp_path / "data")
     spec = FeatureSpec.load(data)
-    np.full(1500, label, bool).tofile(spec.file("test", spec.label))
+    np.ones(1500, bool).tofile(spec.file("test", spec.label))
     command("--mode=test", "--verify_data=never", data=data)
-    said = f"note: no AUC can be computed, since all 1,500 rows have the label {label}\n"
+    said = "note: no AUC can be computed, since all 1,500 rows have the label 1\n"
     assert said in capsys.readouterr().out
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_named_by_training_tests_and_resuming(command, tmp_path):
+    data = write_dataset(tmp_path / "data")
+    command("--max_steps=1", "--save_checkpoint_path=run", data=data)
+    spec = FeatureSpec.load(data)
+    tested = ["--mode=test", "--load_checkpoint_path=run"]
+    for file, words in (
+        (spec.file("train", "cat_1.bin"), ["--max_steps=2"]),
+        (spec.file("test", "label"), tested),
+        (find_checkpoint("run") / "tables/1.bin", tested),
+        (
+            find_checkpoint("run") / "optimizer.safetensors",
+            ["--save_checkpoint_path=run", "--resume"],
+        ),
+    ):
+        flip(file)
+        with pytest.raises(ValueError, match=f"{file.name}: expected CRC-32"):
+            command(*words, data=data)
+        flip(file)
 
 
 def test_a_test_does_not_read_the_training_rows(command, tmp_path):
@@ -608,30 +511,7 @@ def test_a_test_does_not_read_the_training_rows(command, tmp_path):
         command(data=data)
 
 
-def test_main_refuses_words_that_are_no_flags(capsys):
-    with pytest.raises(SystemExit, match="1"):
-        main.main(["train"])
-    assert capsys.readouterr().err == "error: expected flags only, got ['train']\n"
-
-
-def test_micro_batches_and_clipping_train_as_well(command):
-    whole = command("--max_steps=8", "--max_grad_norm=0.05")
-    parts = command("--max_steps=8", "--max_grad_norm=0.05", "--gradient_accumulation_steps=3")
-    assert parts["training_loss"] == pytest.approx(whole["training_loss"], rel=1e-3)
-    assert whole["training_loss"] != command("--max_steps=8")["training_loss"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--max_steps=2"], True),
-        (["--max_steps=2", "--gradient_accumulation_steps=2"], False),
-        (MULTI_HOT, False),
-    ],
-)
-def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
-    command, monkeypatch, flags, expected
-):
+def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(command, monkeypatch):
     told, make = [], click_run.Recommendation.optimizers
 
     def optimizers(task, config, one_look_up):
@@ -639,8 +519,16 @@ def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
         return make(task, config, one_look_up)
 
     monkeypatch.setattr(click_run.Recommendation, "optimizers", optimizers)
-    command(*flags)
-    assert told == [expected]
+    command("--max_steps=2")
+    command("--max_steps=2", "--gradient_accumulation_steps=2")
+    assert told == [True, False]
+
+
+def test_micro_batches_and_clipping_train_as_well(command):
+    whole = command("--max_steps=8", "--max_grad_norm=0.05")
+    parts = command("--max_steps=8", "--max_grad_norm=0.05", "--gradient_accumulation_steps=3")
+    assert parts["training_loss"] == pytest.approx(whole["training_loss"], rel=1e-3)
+    assert whole["training_loss"] != command("--max_steps=8")["training_loss"]
 
 
 @pytest.mark.parametrize(
@@ -672,11 +560,10 @@ def has_gpus(monkeypatch, count):
 @pytest.mark.parametrize(
     ("asked", "count", "message"),
     [
-        ("cuda", None, "is built without CUDA"),
-        ("cuda", 0, "torch finds no CUDA device here; use cpu"),
-        ("cuda:2", 2, "expected an index below 2, the devices here"),
-        ("cuda:-1", 2, "expected cpu, cuda or cuda:<index>"),
-        ("cpu:0", 2, "expected cpu, cuda or cuda:<index>"),
+        ("cuda", None, "built without CUDA"),
+        ("cuda", 0, "no CUDA device"),
+        ("cuda:2", 2, "below 2"),
+        ("cpu:0", 2, "expected cpu, cuda or"),
     ],
 )
 def test_a_device_that_is_not_here_is_named(command, monkeypatch, asked, count, message):
@@ -715,7 +602,5 @@ def test_a_resumed_run_keeps_the_matrix_products_it_was_started_with(command):
     assert recorded() == "torch"
     command("--max_steps=3", "--resume", *saving)
     assert recorded() == "torch"
-    logged = [e["data"] for e in log_entries("run/log.json") if e.get("step") == "PARAMETER"]
-    assert [flags["mlp_products"] for flags in logged] == ["torch", "torch"]
     with pytest.raises(ValueError, match=r"--mlp_products"):
         command("--max_steps=4", "--resume", "--mlp_products=native", *saving)

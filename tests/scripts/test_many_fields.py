@@ -7,8 +7,6 @@ import sys
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dlrm.data.clicks import layout
@@ -17,10 +15,6 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.documents import one_line
-
-FIELDS = 2000
-LIMIT = 1024
-MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
 
 
 @contextmanager
@@ -83,40 +77,3 @@ def test_a_command_may_open_as_many_files_as_the_hard_limit_allows(root):
 
 def limit_files(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.slow
-def test_2000_fields_end_to_end(tmp_path, root):
-    random = np.random.default_rng(0)
-    ids = {f"c{i}": random.integers(0, 5 + i % 20, 400, np.int32) for i in range(FIELDS)}
-    table = pa.table({"click": random.integers(0, 2, 400), "n": random.random(400), **ids})
-    pq.write_table(table, tmp_path / "rows.parquet")
-    names = "".join(f"- {name}\n" for name in ids)
-    (tmp_path / "schema.yaml").write_text(f"label: click\nnumerical: [n]\ncategorical:\n{names}")
-
-    def run(command, *arguments):
-        words = [sys.executable, "-m", f"dlrm.scripts.{command}", *map(str, arguments)]
-        env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            words,
-            cwd=tmp_path,
-            env=env,
-            text=True,
-            capture_output=True,
-            check=False,
-            preexec_fn=lambda: limit_files(LIMIT, LIMIT),
-        )
-        assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
-        return done.stdout
-
-    source = ["--schema=schema.yaml", "--input=rows.parquet", "--output=dataset", "--cores=2"]
-    assert f"in {FIELDS}" in run("prepare", *source)
-    steps = ["--batch_size=64", "--max_steps=3", "--save_checkpoint_path=run", "--base_device=cpu"]
-    assert f"({FIELDS} tables" in run("main", "--dataset=dataset", *MODEL, *steps)
-    model = "--checkpoint=run"
-    assert "400 scores" in run("predict", model, "--input=rows.parquet", "--output=scores.npy")
-    assert len(np.load(tmp_path / "scores.npy")) == 400
-    run("evaluate", model, "--dataset=dataset")
-    run("convert", "--dataset=dataset", "--output=parquet")
-    found = pq.read_table(tmp_path / "parquet" / "train")
-    assert found.num_columns == 2 + FIELDS

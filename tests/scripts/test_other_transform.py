@@ -3,13 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import forked
 import numpy as np
 import pytest
-from small_dataset import MODEL, RUN, write_dataset
+from small_dataset import write_dataset
 
 import dlrm
 from dlrm.serving.network.recalibration import (
@@ -24,10 +22,6 @@ from dlrm.train.checkpoints.saved_model import read_saved, write_saved
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
 COMMANDS = {
     "test": ["--mode=test"],
-    "inference_benchmark": [
-        *("--mode=inference_benchmark", "--inference_benchmark_batch_sizes=4"),
-        *("--inference_benchmark_runtimes=native", "--inference_benchmark_steps=2"),
-    ],
     "train": ["--max_steps=2", "--save_checkpoint_path=next"],
 }
 
@@ -48,14 +42,6 @@ def test_a_dataset_whose_ids_mean_other_values_is_refused(
     assert out.count(f"note: {other_ids}: its transform is not that of") == 1
 
 
-def test_what_was_silent_cost_the_auc(command, trained, other_ids):
-    tested = ["--mode=test", f"--load_checkpoint_path={trained.checkpoint}"]
-    right = command(*tested, data=trained.dataset, model=[])
-    wrong = command(*tested, "--allow_other_transform", data=other_ids, model=[])
-    assert right["auc"] > 0.7
-    assert wrong["auc"] < right["auc"] - 0.1
-
-
 def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, other_ids, tmp_path):
     saved = read_saved(find_checkpoint(trained.checkpoint))
     write_nvidia(saved, tmp_path / "theirs")
@@ -69,10 +55,10 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
             ("evaluate", *known, "--bootstrap=0", f"--against={trained.checkpoint}"),
             ("predict", *scores, f"--input={trained.dataset}"),
         ):
-            done = forked.succeed(f"dlrm.scripts.{name}", *words)
+            done = forked.call(f"dlrm.scripts.{name}", *words, code=0)
             aucs.append(float(re.search(r"\b(?:auc|AUC) +(\d\.\d+)", done.stdout)[1]))
     assert max(aucs) - min(aucs) < 0.01  # evaluate shows as many digits as the interval has
-    refused = forked.run("dlrm.scripts.predict", *scores, f"--input={other_ids}")
+    refused = forked.call("dlrm.scripts.predict", *scores, f"--input={other_ids}")
     assert (refused.returncode, bool(re.search(DIFFERS, refused.stderr))) == (1, True)
 
 
@@ -95,18 +81,6 @@ def test_a_dataset_without_transform_goes_on_with_a_note(command, trained, tmp_p
     assert f"note: {foreign} has no fitted transform, so nothing tells" in out
 
 
-def test_synthetic_data_go_on_with_a_note(command, trained, capsys):
-    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
-    shown = ",".join(map(str, sizes["dataset"]["table sizes"]))
-    synthetic = [
-        *("--dataset_type=synthetic_gpu", "--num_numerical_features=3"),
-        *("--synthetic_dataset_num_entries=64", f"--synthetic_dataset_table_sizes={shown}"),
-    ]
-    loaded = f"--load_checkpoint_path={trained.checkpoint}"
-    command("--mode=test", loaded, *synthetic, data="/nowhere", model=[])
-    assert "note: the data has no fitted transform" in capsys.readouterr().out
-
-
 def test_a_model_without_transform_goes_on_without_a_word(command, trained, tmp_path, capsys):
     sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
     foreign = write_dataset(tmp_path / "data", table_sizes=sizes["dataset"]["table sizes"])
@@ -117,7 +91,7 @@ def test_a_model_without_transform_goes_on_without_a_word(command, trained, tmp_
 
 def predict(trained, source, output, *flags):
     words = [f"--checkpoint={trained.checkpoint}", f"--input={source}", f"--output={output}"]
-    return forked.run("dlrm.scripts.predict", *words, *flags)
+    return forked.call("dlrm.scripts.predict", *words, *flags)
 
 
 def test_predict_refuses_it_as_input_and_as_dataset(trained, other_ids, tmp_path):
@@ -148,19 +122,6 @@ def test_load_refuses_it_and_goes_on_where_it_is_told_to(trained, other_ids):
     rows = trained.rows[:9]
     scores = dlrm.load(trained.checkpoint).predict(rows)
     np.testing.assert_array_equal(model.predict(rows), scores)  # the model's own is taken
-
-
-@pytest.mark.slow
-def test_all_of_two_processes_end(trained, other_ids, tmp_path):
-    launcher = ["torch.distributed.run", "--nproc_per_node=2", "-m", "dlrm.scripts.main"]
-    words = ["--mode=test", "--base_device=cpu", f"--dataset={other_ids}", *MODEL, *RUN]
-    loaded = f"--load_checkpoint_path={trained.checkpoint}"
-    command = [sys.executable, "-m", *launcher, *words, loaded]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=180
-    )
-    assert done.returncode == 1
-    assert done.stderr.count("its transform is not that of") == 1
 
 
 def test_a_recalibration_that_is_not_carried_over_is_said(command, trained, tmp_path, capsys):

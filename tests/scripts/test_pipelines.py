@@ -1,14 +1,11 @@
 """Pipelines of processes as a user starts them: the results of one process with the same flags."""
 
 import json
-import os
-import re
 
-import forked
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
+from test_dist_main import Ranks
 
 from dlrm.distributed import Pipelines, World
 from dlrm.language import command as bert, flags as bert_flags
@@ -17,13 +14,6 @@ from dlrm.session.network_flags import BatchDivision, pipeline_parts
 from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CNN = (
-    *("--mode=train", "--model=efficientnet_b0", "--norm=group", "--dropout=0", "--drop_path=0"),
-    *("--image_size=32", "--num_classes=7", "--data=generated", "--test_batch_size=8"),
-    *("--synthetic_dataset_num_entries=16", "--batch_size=2", "--gradient_accumulation_steps=4"),
-    *("--replicas=1", "--lr=0.001", "--print_freq=1", "--pipeline_splits=block3a"),
-    *("--base_device=cpu", "--ema_decay=0.5", "--save_checkpoint_path=run"),
-)
 BERT = (
     *("--mode=pretrain", "--num_layers=3", "--hidden_size=16", "--num_heads=2", "--vocab_size=60"),
     *("--intermediate_size=32", "--hidden_dropout=0", "--attention_dropout=0", "--data=generated"),
@@ -62,53 +52,13 @@ def folders(tmp_path, monkeypatch):
     return tmp_path / "one", tmp_path / "two"
 
 
-@pytest.mark.slow
-def test_a_launched_pipeline_trains_as_one_process_does(folders, monkeypatch):
-    one, two = folders
-    cnn.run(cnn_flags.parse([*CNN]))
-    launcher = ("--standalone", "--nproc_per_node=2", "-m", "dlrm.scripts.cnn")
-    ended = forked.succeed("torch.distributed.run", *launcher, *CNN, "--max_steps=1", cwd=two)
-    shown = re.search("pipelines: .*", ended.stdout)[0]
-    assert "1 of 2 processes: block0 (7 stages) on rank 0, block3a (" in shown
-    assert shown.endswith("gpipe with 4 micro-batches: bubble fraction 0.2000")
-    assert "(4,016,515 parameters)" in ended.stdout
-    monkeypatch.chdir(two)
-    cnn.run(cnn_flags.parse([*CNN, "--resume"]))  # begun by a pipeline
-    check_same(one, two, ("dense", "average"), 1e-6)
-
-
 def test_a_pipeline_pretrains_and_goes_on_as_one_process_does(folders):
     one, two = folders
     bert.run(bert_flags.parse([*BERT]))
     for more in (("--max_steps=1",), ("--resume",)):
-        ranks(two, "dlrm.scripts.bert", *BERT, *more)
+        job = Ranks(two, "dlrm.scripts.bert", *BERT, *more)
+        assert job.wait() == 0, job.output()
     check_same(one, two, ("dense", "optimizer"), 1e-5)
-
-
-def ranks(folder, module, *arguments, size=2):
-    """Runs processes that find each other like those of a launcher."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(size)}
-    where |= {"OMP_NUM_THREADS": "1"}
-    processes = [
-        forked.start(
-            module,
-            *arguments,
-            stdout=folder / "output.txt",
-            cwd=folder,
-            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.join(120)
-    left = [process for process in processes if process.is_alive()]
-    for process in left:
-        process.kill()
-    assert not left
-    assert not any(process.exitcode for process in processes), (folder / "output.txt").read_text()
-    return (folder / "output.txt").read_text()
 
 
 @pytest.mark.parametrize(

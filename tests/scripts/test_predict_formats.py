@@ -1,7 +1,5 @@
 """Scoring reads text as the training data was read, and has one score for each row."""
 
-import bz2
-
 import forked
 import numpy as np
 import pyarrow as pa
@@ -40,7 +38,7 @@ def predict(trained, source, *flags):
     output = trained / "scores.npy"
     output.unlink(missing_ok=True)
     given = [f"--checkpoint={trained / 'run'}", f"--input={source}", f"--output={output}"]
-    done = forked.run("dlrm.scripts.predict", *given, *flags)
+    done = forked.call("dlrm.scripts.predict", *given, *flags)
     return done, np.load(output) if output.exists() else None
 
 
@@ -73,22 +71,6 @@ def test_quotes_that_join_lines_are_said(trained):
     assert "quoted cells extend 1 row over 61 lines, the first at line 102" in done.stdout
 
 
-def test_folders_of_parts_are_read_whole(trained, tmp_path):
-    whole = lines().encode("latin-1").splitlines(keepends=True)
-    for day, part in enumerate(np.array_split(np.arange(1, ROWS + 1), 3)):
-        folder = tmp_path / f"price={day}"
-        folder.mkdir()
-        content = whole[0] + b"".join(whole[i] for i in part)
-        (folder / f"part-{day}.tsv.bz2").write_bytes(bz2.compress(content))
-    (tmp_path / "empty.tsv").write_bytes(b"")
-    (tmp_path / "header.tsv").write_bytes(whole[0])
-    (tmp_path / "README.md").write_text("what this is")
-    done, scores = predict(trained, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(scores) == ROWS
-    assert "left out: 1 file (1 .md: README.md)" in done.stdout
-
-
 def test_keys_that_rows_of_json_do_not_have_are_missing_values(trained, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"price": 1.5}\n' * 1200 + '{"query": "word1"}\n')
     done, scores = predict(trained, tmp_path / "a.jsonl")
@@ -115,9 +97,3 @@ def test_values_that_training_never_saw_are_warned_of(trained, tmp_path):
         with pytest.warns(UserWarning, match="no value of query occurred") as warned:
             call(frame)
         assert call == model.logits or warned[0].filename == __file__
-
-
-def test_a_delimiter_that_is_never_seen_is_named(trained):
-    done, scores = predict(trained, trained / "log.tsv", "--delimiter=;")
-    assert (done.returncode, scores) == (1, None)
-    assert "the delimiter ';' is not in its first line; try --delimiter $'\\t'" in done.stderr

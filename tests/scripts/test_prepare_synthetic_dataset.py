@@ -17,7 +17,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 def run(root, *arguments):
-    return forked.run("dlrm.scripts.prepare_synthetic_dataset", *arguments, cwd=root)
+    return forked.call("dlrm.scripts.prepare_synthetic_dataset", *arguments)
 
 
 def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):
@@ -80,21 +80,3 @@ def test_what_will_be_written_is_said_before_and_a_terminal_shows_how_far_it_is(
     os.close(end)
     assert "/2.00k [" in os.read(terminal, 10000).decode()
     os.close(terminal)
-
-
-def test_help_lists_every_flag_and_bad_sizes_are_named(root, tmp_path):
-    text = run(root, "--help").stdout
-    assert "instead of --num_numerical_features" in text
-    for flag in (
-        "synthetic_dataset_num_entries",
-        "num_numerical_features",
-        "synthetic_dataset_table_sizes",
-        "feature_spec",
-        "synthetic_dataset_dir",
-        "seed",
-        "synthetic_ids",
-    ):
-        assert f"--{flag}:" in text
-    bad = run(root, "--synthetic_dataset_table_sizes=10,x", f"--synthetic_dataset_dir={tmp_path}/d")
-    assert bad.returncode == 1
-    assert "--synthetic_dataset_table_sizes 10,x: expected integers" in bad.stderr

@@ -2,25 +2,24 @@
 
 import gzip
 import os
-import zlib
-from pathlib import Path
 
 import forked
 import numpy as np
 import pytest
 
 MAIN, PREPARE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "prepare", "predict"))
-TOOL = "dlrm.scripts.checkpoint"
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.prepare_logs"
 SIMULATE = "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def refused(module, *arguments, code=1, **options):
     """Runs a command that must fail; returns its only line on stderr."""
-    done = forked.run(module, *arguments, timeout=LIMIT, **options)
+    if options or module in (MAIN, TEXT):
+        done = forked.run(module, *arguments, timeout=LIMIT, **options)
+    else:
+        done = forked.call(module, *arguments)
     lines = done.stderr.splitlines()
     assert done.returncode == code, done
     assert len(lines) == 1, done.stderr
@@ -28,94 +27,9 @@ def refused(module, *arguments, code=1, **options):
     return lines[0]
 
 
-def script_of(command):
-    return ROOT / command if command.endswith(".py") else command
-
-
-DEPLOYMENT = {
-    "export": (2, ("--checkpoint=x",), "--threads=x"),
-    "deployer": (2, ("--", "--model_checkpoint=x"), "--threads=x"),
-    "client": (2, ("--input=x",), "--protocol=x"),
-    "server": (2, ("--model-repository=x",), "--http-port=x"),
-}
-# Every command: its exit code, required flags, and a flag with an invalid value.
-COMMANDS = {
-    MAIN: (1, (), "--batch_size=x"),
-    "dlrm.scripts.dist_main": (1, (), "--lr=x"),
-    "dlrm.scripts.cnn": (1, (), "--batch_size=x"),
-    "dlrm.scripts.bert": (1, (), "--epochs=x"),
-    "dlrm.scripts.transcode": (1, ("--input=x",), "--chunk_size=x"),
-    PREPARE: (1, ("--schema=x", "--input=x", "--output=x"), "--seed=x"),
-    "dlrm.scripts.schema": (1, ("--input=x", "--label=x", "--output=x"), "--rows=x"),
-    "dlrm.scripts.convert": (1, ("--dataset=x", "--output=x"), "--values=x"),
-    "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
-    "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
-    "dlrm.scripts.gen_csv": (1, (), "--size=x"),
-    "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
-    PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),
-    SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
-    TOOL: (2, ("inspect", "x"), "--check=x"),
-    "dlrm.published.command": (2, ("run", "x"), "--threads=x"),
-    "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
-    "dlrm.scripts.demo": (1, (), "--rows=x"),
-    "dlrm.scripts.doctor": (2, (), "--env=x"),
-    TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
-    LOGS: (2, (), "--seed=x"),
-    SIMULATE: (2, ("--output=x",), "--rows=x"),
-    "dlrm.vision.preparation.command": (2, ("--source=x", "--output=x"), "--size=x"),
-    "preproc/spark_data_utils.py": (2, (), "--memory_gib=x"),
-    "preproc/split_dataset.py": (1, (), "--batch_size=x"),
-    "preproc/parquet_to_binary.py": (2, ("--src_dir=x", "--dst_dir=x"), "--parallel_jobs=x"),
-    **{
-        name.format(command): wrong
-        for command, wrong in DEPLOYMENT.items()
-        for name in ("dlrm.deployment.{}", "triton/{}.py")
-    },
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_is_a_success_whatever_else_is_given(command):
-    words = ["--"] if "deployer" in command else []
-    for flag in ("--help", "-h"):
-        done = forked.run(script_of(command), *words, flag, "--no_such_flag=1", timeout=LIMIT)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        assert done.stdout.endswith("Try --helpfull to get a list of all flags.\n")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
-    code, needed, bad = COMMANDS[command]
-    script = script_of(command)
-    line = refused(script, *needed, bad, code=code)
-    assert bad.partition("=")[0].strip("-").replace("-", "_") in line
-    if "server" not in command:  # it passes others on to tritonserver
-        assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
-
-
-FOLDERS = (
-    *("dlrm/scripts", "dlrm/deployment", "dlrm/preproc", "dlrm/vision", "dlrm/language"),
-    *("dlrm/published", "preproc", "triton"),
-)
-
-
-def test_every_command_is_in_the_list_above():
-    scripts = [ROOT / name for name in FOLDERS]
-    files = [file for folder in scripts for file in (*folder.glob("*.py"), *folder.glob("*/*.py"))]
-    found = {
-        file.parent if file.name == "__main__.py" else file
-        for file in files
-        if '\nif __name__ == "__main__"' in file.read_text() or file.name == "__main__.py"
-    }
-    named = {str(file.relative_to(ROOT)) for file in found}
-    listed = {name if name.endswith(".py") else name.replace(".", "/") for name in COMMANDS}
-    assert {name.removesuffix(".py") for name in named} == {n.removesuffix(".py") for n in listed}
-
-
-@pytest.mark.parametrize("module", [MAIN, PREPARE, SYNTHETIC])
-def test_a_file_of_flags_that_is_binary_is_named(tmp_path, module):
+def test_a_file_of_flags_that_is_binary_is_named(tmp_path):
     (tmp_path / "flags").write_bytes(b"--seed=1\n\xff\xfe\x00")
-    assert "--flagfile: expected text" in refused(module, f"--flagfile={tmp_path / 'flags'}")
+    assert "--flagfile: expected text" in refused(MAIN, f"--flagfile={tmp_path / 'flags'}")
 
 
 def test_a_new_line_in_a_name_does_not_split_the_message(tmp_path):
@@ -129,12 +43,6 @@ def prepared(path, output):
     return refused(PREPARE, *given, "--cores=1")
 
 
-def test_a_csv_that_is_not_utf_8_names_line_and_character(tmp_path):
-    (tmp_path / "rows.csv").write_bytes(b"y,x\n1,caf\xe9\n0,2\n")
-    line = prepared(tmp_path / "rows.csv", tmp_path / "out")
-    assert "rows.csv, line 2, character 6: not CSV in UTF-8 (byte 0xe9)" in line
-
-
 def test_a_remedy_is_one_that_the_command_has(tmp_path):
     for label, got in (("", "an empty cell"), ("yes", "'yes'")):
         (tmp_path / "rows.csv").write_text(f"y,x\n1,2\n{label},3\n")
@@ -144,18 +52,6 @@ def test_a_remedy_is_one_that_the_command_has(tmp_path):
     (tmp_path / "logs" / "binary_dataset").mkdir(parents=True)
     line = refused(MAIN, f"--dataset={tmp_path / 'logs'}")
     assert line.endswith(f"; the dataset is {tmp_path / 'logs' / 'binary_dataset'}")
-
-
-@pytest.mark.parametrize("place", [200, 15])
-def test_a_damaged_gzip_is_named(tmp_path, place):
-    rows = b"y,x\n" + b"".join(b"%d,%d\n" % (i % 2, i * 7919 % 997) for i in range(5000))
-    packed = bytearray(gzip.compress(rows))
-    packed[place : place + 30] = b"\xff" * 30
-    with pytest.raises((zlib.error, EOFError, OSError)):
-        gzip.decompress(packed)
-    (tmp_path / "rows.csv.gz").write_bytes(packed)
-    line = prepared(tmp_path / "rows.csv.gz", tmp_path / "out")
-    assert "rows.csv.gz, " in line
 
 
 def test_a_line_without_an_end_is_not_read_whole(tmp_path):
@@ -191,24 +87,6 @@ def parquet(path, columns, names):
     from pyarrow import parquet
 
     parquet.write_table(arrow.table(columns, names=names), path)
-
-
-@pytest.mark.parametrize(
-    ("columns", "names", "message"),
-    [
-        ([[0, 1] * 50, [1.5] * 100, [2] * 100], ["y", "x", "x"], "two columns are called 'x'"),
-        (
-            [[0, 1] * 50, [1.0] * 70 + [float("nan")] * 30, [2] * 100],
-            ["y", "x", "user"],
-            "rows.parquet, row group 0, row 70, column x: expected a finite number, got nan; "
-            "missing_values: [nan] takes NaN as missing; --bad_lines quarantine leaves such rows "
-            "out",
-        ),
-    ],
-)
-def test_parquet_that_cannot_be_used_is_named(tmp_path, columns, names, message):
-    parquet(tmp_path / "rows.parquet", columns, names)
-    assert prepared(tmp_path / "rows.parquet", tmp_path / "out").endswith(message)
 
 
 def test_a_damaged_page_of_parquet_names_the_file(tmp_path):
@@ -279,13 +157,10 @@ RANDOM = ("--dataset_type=synthetic_random", "--max_steps=1", "--synthetic_datas
     ("module", "flags", "message"),
     [
         (MAIN, (*RANDOM, "--synthetic_dataset_hotness=1000000000"), "GB of memory"),
-        (MAIN, (*RANDOM, "--num_numerical_features=99999999999"), FEATURES),
         (MAIN, (*RANDOM, "--synthetic_dataset_numerical_features=99999999999"), FEATURES),
         (SYNTHETIC, ("--synthetic_dataset_num_entries=100000000000000",), "GB on the disk"),
-        (SYNTHETIC, ("--num_numerical_features=99999999999",), FEATURES),
         (LOGS, ("--engine=local", "--num_numerical=99999999999"), FEATURES),
         (SIMULATE, ("--rows=100000000000000",), "GB on the disk"),
-        (SIMULATE, ("--num_numerical=99999999999",), FEATURES),
     ],
 )
 def test_a_claim_beyond_the_machine_is_refused_before_anything_begins(
@@ -300,23 +175,6 @@ def test_a_claim_beyond_the_machine_is_refused_before_anything_begins(
     }
     assert message in refused(module, *where.get(module, []), *flags, cwd=tmp_path)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--cores=100000", "--cores 100000: expected 1 to"),
-        ("--split_bytes=1", "--split_bytes 1: expected 5 or more"),
-    ],
-)
-def test_more_processes_or_tasks_than_are_of_use_are_refused(tmp_path, flag, message):
-    for name in ("day_0", "day_1"):
-        (tmp_path / name).write_text("1\t1\tab\n" * 30_000)
-    line = refused(
-        *(LOGS, "--engine=local", f"--input_folder={tmp_path}", f"--output_folder={tmp_path}/out"),
-        *("--num_numerical=1", "--num_categorical=1", flag),
-    )
-    assert message in line
 
 
 def test_too_many_cores_leave_nothing_behind(tmp_path):
@@ -351,5 +209,5 @@ def test_a_dataset_whose_labels_are_all_the_same_says_so(tmp_path):
     (tmp_path / "rows.csv").write_text("y,x\n" + rows)
     (tmp_path / "s.yaml").write_text("{label: y, numerical: [x]}")
     flags = [f"--schema={tmp_path}/s.yaml", f"--input={tmp_path}/rows.csv"]
-    done = forked.succeed(PREPARE, *flags, f"--output={tmp_path}/out", "--cores=1", timeout=LIMIT)
+    done = forked.call(PREPARE, *flags, f"--output={tmp_path}/out", "--cores=1", code=0)
     assert "labels are 0, so no AUC can be computed" in done.stdout

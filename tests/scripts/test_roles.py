@@ -1,9 +1,7 @@
 """Roles of rows: which choose the best weights, and which report."""
 
-import json
 import re
 import shutil
-from pathlib import Path
 
 import forked
 import numpy as np
@@ -19,59 +17,12 @@ from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 
-EXPECTED = Path(__file__).with_name("without_recipe.json")
-COMMANDS = {"main": None, "dist_main": dlrm_flags.DIST_MAIN}
-
 
 @pytest.fixture(scope="module")
 def two_splits(tmp_path_factory):
     """Directory of a dataset without validation rows."""
     rows = {"train": ROWS["train"], "test": ROWS["test"]}
     return write_dataset(tmp_path_factory.mktemp("roles") / "dataset", rows)
-
-
-def logged(path):
-    """Returns what a run logged, except its flags, without values that depend on the clock."""
-    lines = Path(path).read_text().splitlines()
-    entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
-    return [
-        {
-            key: _without_clock(value) if key == "data" else value
-            for key, value in entry.items()
-            if key not in ("timestamp", "datetime", "elapsedtime")
-        }
-        for entry in entries
-        if entry.get("step") != "PARAMETER"
-    ]
-
-
-def _without_clock(data):
-    return {name: 0 if "throughput" in name or "time" in name else v for name, v in data.items()}
-
-
-def without_recipe(command, data, folder):
-    """Trains as a user does without a recipe; returns what the run logged."""
-    flags = [f"--dataset={data}", "--base_device=cpu", "--epochs=2", "--noverdict", *MODEL, *RUN]
-    flags += [f"--save_checkpoint_path={folder}"]
-    main.run(dlrm_flags.parse(flags, flags=dlrm_flags.make_flags(COMMANDS[command])))
-    return logged(folder / "log.json")
-
-
-@pytest.mark.parametrize("splits", ["three", "two"])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_without_a_recipe_is_the_one_before_roles_had_names(
-    command, splits, request, tmp_path
-):
-    data = request.getfixturevalue("dataset" if splits == "three" else "two_splits")
-    found = without_recipe(command, data, tmp_path)
-    expected = json.loads(EXPECTED.read_text())[splits]
-    assert [entry.keys() for entry in found] == [entry.keys() for entry in expected]
-    for one, other in zip(found, expected, strict=True):
-        data, known = one.pop("data", {}), other.pop("data", {})
-        assert one == other
-        assert list(data) == list(known)
-        # The same machine finds the same bits; others round sums differently.
-        assert data == pytest.approx(known, rel=1e-4)
 
 
 def train(data, *flags):
@@ -177,32 +128,15 @@ def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_spli
         dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
 
 
-@pytest.mark.slow
-def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name, data, recipe in (("one", dataset, []), ("two", two_splits, ["--recipe=auto"])):
-        train(data, "--max_steps=20", f"--save_checkpoint_path={name}", *recipe)
-    capsys.readouterr()
-    for name, data, split, role in (
-        ("one", dataset, "test", ", chosen on"),
-        ("one", two_splits, "test", ""),
-        ("two", two_splits, "test", ", never chosen on"),
-    ):
-        words = [f"--checkpoint={name}", f"--dataset={data}", f"--split={split}", "--bootstrap=0"]
-        done = forked.succeed("dlrm.scripts.evaluate", *words, "--output=page")
-        assert f" on {data} ({split}{role}): " in done.stdout
-        assert f"Rows: {data} ({split}{role})" in Path("page/evaluation.html").read_text()
-
-
 @pytest.mark.parametrize(("recipe", "role"), [([], "chosen on, "), (["--recipe=auto"], "")])
 def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     train(two_splits, "--max_steps=20", *recipe, "--set_aside=0.1" if recipe else "--set_aside=0")
     words = [f"--dataset={two_splits}", "--bootstrap=0"]
     fit = ["--recalibrate", "--recalibrated_checkpoint=fitted"]
-    forked.succeed("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit)
+    forked.call("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit, code=0)
     for split, expected in (("test", f"{role}recalibrated on"), ("train", None)):
-        done = forked.run(
+        done = forked.call(
             "dlrm.scripts.evaluate", "--checkpoint=fitted", *words, f"--split={split}"
         )
         shown = ", ".join(filter(None, (split, expected)))

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
+from network_commands import resumes_bit_for_bit
 from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
@@ -113,9 +113,8 @@ def test_fine_tuning_learns():
     assert summary["test_f1"] > 90
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
-    options = (f"--optimizer={optimizer}", "--ema_decay=0.9", "--gradient_accumulation_steps=2")
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
+    options = ("--optimizer=lamb", "--ema_decay=0.9", "--gradient_accumulation_steps=2")
     options += ("--total_steps=5", "--amp", "--recompute", "--no_validation")
     resumes_bit_for_bit(pretrain, tmp_path, options, stop=2, steps=5)
 
@@ -342,7 +341,6 @@ def test_a_run_shorter_than_its_curve_says_so(capsys):
         ["--amp", "--amp_dtype=fp16", "--loss_scale=128", "--max_grad_norm=1"],
         ["--recipe=graphcore", "--layers_per_stage=1"],
         ["--recipe=nvidia", "--amp"],
-        ["--recipe=dlperf", "--benchmark_warmup_steps=0"],
         ["--data=synthetic"],
     ],
 )
@@ -356,8 +354,7 @@ def test_options_reach_the_training(flags):
     ("flags", "message"),
     [
         ([], "--mode: expected one of pretrain, finetune, evaluate"),
-        (["--mode=train"], "--mode=train: value should be one of <pretrain"),
-        (["--mode=finetune"], "--mode finetune needs --task, one of squad, mrpc"),
+        (["--mode=finetune"], "--mode finetune needs --task"),
         (["--mode=evaluate", "--load_checkpoint_path=none"], "none: no checkpoint here"),
         (["--mode=evaluate", "--task=mrpc"], "--mode evaluate needs --load_checkpoint_path"),
         (["--mode=pretrain", "--task=squad"], "--task squad contradicts --mode pretrain"),
@@ -365,26 +362,17 @@ def test_options_reach_the_training(flags):
         (["--mode=finetune", "--task=mrpc"], "--dataset: expected a path, or --data generated"),
         (["--mode=pretrain", "--phase=3"], "--phase 3: expected 1 or 2"),
         (["--mode=finetune", "--task=squad", "--phase=2"], "--phase 2 is of --mode pretrain"),
-        (["--mode=pretrain", "--recipe=amazon"], "--recipe=amazon: value should be one of <google"),
         (["--mode=pretrain", "--size=huge"], "--size=huge: value should be one of <base.large"),
-        (["--mode=pretrain", "--num_heads=7"], "--num_heads 7: expected a divisor of"),
-        (["--mode=pretrain", "--batch_size=few"], "--batch_size few: expected a number"),
-        (["--mode=pretrain", "--batch_size=0"], "--batch_size 0: expected 1 or more"),
+        (["--mode=pretrain", "--num_heads=7"], "--num_heads 7"),
+        (["--mode=pretrain", "--batch_size=few"], "--batch_size few"),
+        (["--mode=pretrain", "--batch_size=0"], "--batch_size 0"),
         (["--mode=pretrain", "--layers_per_stage=3,3"], "add up to the 12 layers"),
-        (
-            ["--mode=pretrain", "--layers_per_stage=12", "--encoder_start_stage=2"],
-            "expected 0 or 1",
-        ),
-        (["--mode=pretrain", "--length_window=-1"], "--length_window -1: expected 0 or more"),
+        (["--mode=pretrain", *["--layers_per_stage=12", "--encoder_start_stage=2"]], "0 or 1"),
+        (["--mode=pretrain", "--length_window=-1"], "--length_window -1"),
         (["--mode=pretrain", "--resume"], "--resume needs --mode pretrain or finetune and"),
-        (["--mode=pretrain", "--total_steps=0"], "--total_steps 0: expected 1 or more"),
-        (["--mode=pretrain", "--lamb_flavor=own"], "--lamb_flavor=own: value should be one of"),
+        (["--mode=pretrain", "--total_steps=0"], "--total_steps 0"),
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
-        (
-            ["--mode=pretrain", "--latency=high"],
-            "--latency=high: value should be one of <low.minimum",
-        ),
     ],
 )
 def test_mistakes_are_named(flags, message):
@@ -418,8 +406,3 @@ def test_mistakes_in_files_are_named(texts):
     (texts / "dev.tsv").unlink()
     with pytest.raises(FileNotFoundError, match="dev.tsv: no such file"):
         command(*own, "--vocab_file=vocab.txt")
-
-
-def test_the_command_shows_its_flags_and_ends_with_an_error(texts):
-    flags = ("--mode", "--lamb_flavor", "--doc_stride", "--layers_per_stage", "--latency")
-    shows_flags_and_ends_with_an_error("dlrm.scripts.bert", *flags)

@@ -7,13 +7,11 @@ import shutil
 import pytest
 import small_images
 import torch
-from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
+from network_commands import resumes_bit_for_bit
 from safetensors.torch import load_file, save_file
 
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoints.pretrained import load_weights
 from dlrm.vision import command as cnn, flags as cnn_flags
-from dlrm.vision.task import NetworkConfig
 
 pytestmark = pytest.mark.long
 MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]
@@ -52,10 +50,9 @@ def test_training_reports_and_saves(tmp_path, capsys, device):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "rmsprop_tf"])
-def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
     options = [
-        *("--epochs=1", f"--optimizer={optimizer}", "--ema_decay=0.9", "--mixup_alpha=0.2"),
+        *("--epochs=1", "--optimizer=rmsprop_tf", "--ema_decay=0.9", "--mixup_alpha=0.2"),
         *("--gradient_accumulation_steps=1", "--amp", "--recompute", "--no_validation"),
     ]
     resumes_bit_for_bit(command, tmp_path, options, stop=3, steps=8)
@@ -110,23 +107,20 @@ def test_validation_goes_over_all_checkpoints_once(tmp_path, capsys):
         )
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda text: text.replace("top1", "top"), "expected a table with the columns"),
-        (lambda text: text[: text.rfind(",")], "line 2: expected checkpoint"),
-    ],
-)
-def test_a_damaged_table_of_results_is_named_and_kept(tmp_path, damage, message):
+def test_a_damaged_table_of_results_is_named_and_kept(tmp_path):
     command("--max_steps=2", "--save_checkpoint_path=run")
     validate = ["--mode=validate", "--restore_path=run"]
     command(*validate, model=[], training=["--test_batch_size=16"])
     table = tmp_path / "run" / "validation.csv"
-    damaged = damage(table.read_text())
-    table.write_text(damaged)
-    with pytest.raises(ValueError, match=f"validation.csv: {message}"):
-        command(*validate, model=[], training=["--test_batch_size=16"])
-    assert table.read_text() == damaged
+    whole = table.read_text()
+    for damaged, message in (
+        (whole.replace("top1", "top"), "expected a table with the columns"),
+        (whole[: whole.rfind(",")], "line 2: expected checkpoint"),
+    ):
+        table.write_text(damaged)
+        with pytest.raises(ValueError, match=f"validation.csv: {message}"):
+            command(*validate, model=[], training=["--test_batch_size=16"])
+        assert table.read_text() == damaged
 
 
 def test_weights_that_are_no_numbers_are_not_the_best(tmp_path):
@@ -175,22 +169,6 @@ def test_the_training_benchmark_counts_steps_after_the_warmup():
     assert set(summary) == {"training_loss", "average_train_throughput"}
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "pt"])
-@pytest.mark.parametrize("classes", [7, 3])
-def test_weights_of_others_are_loaded(tmp_path, ending, classes):
-    network = NetworkConfig("efficientnet_b0", num_classes=classes, norm="group")
-    state = network.build(seed=5).state_dict()
-    file = tmp_path / f"weights.{ending}"
-    if ending == "pt":
-        torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, file)
-    else:
-        save_file(state, file)
-    model = NetworkConfig("efficientnet_b0", num_classes=7, norm="group").build()
-    load_weights(model, str(file), ("fc.", "classifier."))
-    assert torch.equal(model.conv_head.weight, state["conv_head.weight"])
-    assert torch.equal(model.classifier.weight, state["classifier.weight"]) == (classes == 7)
-
-
 def test_weights_of_another_architecture_are_named(tmp_path):
     save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match="of another architecture; differing: .*conv"):
@@ -210,12 +188,8 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--mode=test"], "--mode=test: value should be one of <train.validate"),
         (["--recipe=amazon"], "--recipe=amazon: value should be one of <gaudi"),
-        (["--batch_size=x"], "batch_size"),
-        (["--batch=4"], "Unknown command line flag 'batch'"),
-        (["--lr_drops=a,b"], "--lr_drops a,b: expected float values"),
-        (["--max_stepz=3"], "'max_stepz'. Did you mean: max_steps"),
+        (["--lr_drops=a,b"], "--lr_drops a,b"),
         (["--pipeline_splits=block9z"], "--pipeline_splits block9z: no such stage; expected of"),
         (["--base_lr_exp=-3"], "--base_lr_exp -3.0 contradicts --lr"),
         (["--resume"], "--resume needs"),
@@ -240,9 +214,18 @@ def test_a_run_without_tests_does_not_blame_the_test_set(capsys, flags):
     assert "no test: none was asked for, or there is no test set" in capsys.readouterr().out
 
 
-def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
-    flags = ("--model", "--[no]recompute", "--pipeline_splits", "--weight_avg_exp")
-    shows_flags_and_ends_with_an_error("dlrm.scripts.cnn", *flags)
+@pytest.fixture(scope="module")
+def losses():
+    """Losses of runs that several tests compare with theirs."""
+    return {}
+
+
+@pytest.fixture
+def plain(losses):
+    """The training loss without options."""
+    if not losses:
+        losses["plain"] = command("--no_validation", "--max_steps=2")["training_loss"]
+    return losses["plain"]
 
 
 @pytest.mark.parametrize(
@@ -250,13 +233,12 @@ def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
     [
         ["--io=float32", "--nochannels_last"],
         ["--amp", "--amp_dtype=fp16", "--loss_scale=128", "--max_grad_norm=1"],
-        ["--amp", "--optimizer=rmsprop_tf", "--lr_schedule=exponential"],
         ["--recipe=gaudi", "--norm=batch", "--epochs=1"],
         ["--recipe=nvidia", "--mixup_alpha=0.2"],
         ["--data=synthetic", "--cutmix_lambda=0.85"],
     ],
 )
-def test_options_reach_the_training(flags):
+def test_options_reach_the_training(flags, plain):
     summary = command("--no_validation", "--max_steps=2", *flags)
     assert 1 < summary["training_loss"] < 6  # ln 7 is 1.9
-    assert summary["training_loss"] != command("--no_validation", "--max_steps=2")["training_loss"]
+    assert summary["training_loss"] != plain
