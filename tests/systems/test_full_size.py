@@ -102,6 +102,27 @@ def test_a_click_model_builds_at_full_size(row):
     assert count == CLICK_PARAMETERS[sum(sizes)]
 
 
+@pytest.mark.parametrize(
+    ("name", "global_batch", "lr", "length", "steps"),
+    [
+        ("gaudi/bert-base/mrpc-eager-fp32", 64, 2e-5, 128, None),
+        ("gaudi/bert-base/squad-eager-fp32", 12, 3e-5, 384, None),
+        ("gaudi/bert-large/mrpc-eager-fp32", 32, 3e-5, 128, None),
+        ("gaudi/bert-large/pretrain-p1-fp32-wiki", 8192, 6e-3, 128, 7038),
+        ("gaudi/bert-large/pretrain-p2-fp32-wiki", 4096, 4e-3, 512, 1563),
+        ("ipu/bert-large/pretrain-128-pod16", 65536, 6e-3, 128, 7038),
+        ("ipu/bert-base/pretrain-384-pod16", 16384, 2.828427e-3, 384, 2137),
+        ("dlperf/bert-base/fp32-b32/4n32d", 1024, 1e-4, 128, 120),
+    ],
+)
+def test_recipes_have_the_published_rates_and_batches(name, global_batch, lr, length, steps):
+    values, division = resolved(CATALOG[name])
+    assert division.global_batch == global_batch
+    assert values["lr"] == pytest.approx(lr)
+    assert values["max_seq_length"] == length
+    assert values["total_steps"] == steps
+
+
 def test_the_recipes_differ_where_the_sources_do():
     gaudi, popart, dlperf, squad = (
         resolved(CATALOG[name])[0]
