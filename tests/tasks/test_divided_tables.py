@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +9,9 @@ import torch
 from click_runs import BATCH, DIM, SIZES, Run, batches_of, by, check, tables_of, train, trainer_of
 
 from dlrm.distributed import World
-from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 
 pytestmark = pytest.mark.long
@@ -100,23 +97,6 @@ def table_files(folder):
     """Returns the files of tables and optimizer state, and the configuration of tables."""
     files = {path.name: path.read_bytes() for path in sorted((folder / "tables").iterdir())}
     return files, json.loads((folder / "config.json").read_text())["tables"]
-
-
-def saved_by_nodes(world, run, folder):
-    """Saves where each rank has a folder of its own."""
-    directory = CheckpointDirectory(Path(f"{folder} of node {world.rank}"), world=world)
-    directory.save(5, trained(world, run).parameters, {"flags": {}}, {"step": 5})
-    directory.close()
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "row_wise_adagrad"])
-def test_shards_of_other_nodes_are_put_in_their_places(ranks, tmp_path, optimizer):
-    run = SPLIT._replace(optimizer=optimizer)
-    by(ranks, 2, saved, run, tmp_path / "common")
-    by(ranks, 2, saved_by_nodes, run, tmp_path / "run")
-    gathered = tmp_path / "run of node 0" / "step-000000005"
-    assert table_files(gathered) == table_files(tmp_path / "common")
-    read_manifest(gathered, "checkpoint", check_crc=True)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@
     STEP/recalibration/         recalibration of the model's scores, if there is one
     STEP/manifest.json          size and checksum of each file, written last
 
-Tables are stored one by one, whatever the layout in memory and whichever rank holds them, so a
-checkpoint loads into any layout and any number of ranks. A directory that NVIDIA's program saved is
-read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
+Tables are stored one by one, whichever ranks hold them, so a checkpoint loads into any number of
+ranks. A directory that NVIDIA's program saved is read as a checkpoint without optimizers
+(`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
