@@ -68,21 +68,6 @@ DTYPES, DTYPE_NAMES = [{}, BF16], ["fp32", "bf16"]
 CLOSE = {"atol": 1e-4, "rtol": 1e-2}  # steps of 0.1; a bfloat16 weight may be the next one
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("tables", DTYPES, ids=DTYPE_NAMES)
-def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables, device):
-    whole = parameters(kind, device=device, **tables)
-    save_checkpoint(tmp_path / "c", whole, {"flags": {}}, {"step": 3})
-    train(whole)
-    loaded = parameters(kind, seed=9, trained=False, device=device, **tables)
-    assert load_checkpoint(tmp_path / "c", loaded, resume=True) == {"step": 3}
-    train(loaded)
-    same = 0 if device == "cpu" else 1e-5  # GPUs vary the order of sums
-    torch.testing.assert_close(
-        loaded.model.state_dict(), whole.model.state_dict(), atol=same, rtol=same
-    )
-
-
 @pytest.mark.parametrize("kind", ["adagrad", "adam"])
 @pytest.mark.parametrize("tables", DTYPES, ids=DTYPE_NAMES)
 def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
