@@ -11,7 +11,7 @@ from dlrm.distributed import World
 from dlrm.language.data.loader import NO_TOKEN, TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
-from dlrm.train.config import ExecutionConfig, PrecisionConfig
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 
 pytestmark = pytest.mark.long
@@ -116,22 +116,6 @@ def test_accumulation_equals_one_batch(kind, parts, device):
     for actual, wanted in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
         # Adam magnifies the rounding of gradients near 0.
         torch.testing.assert_close(actual, wanted, atol=1e-7, rtol=1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TASKS)
-def test_compilation_gives_the_same_losses(kind):
-    fixed = {"loader": {"cut": False}}
-    expected = train(make(kind, double=False), **fixed)
-    compiled = make(kind, double=False, execution=ExecutionConfig("graph"))
-    assert train(compiled, **fixed) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("dropout", [False, True])
-def test_recomputation_gives_the_same_losses(kind, dropout):
-    expected = train(make(kind, dropout))
-    assert train(make(kind, dropout, execution=ExecutionConfig(recompute=True))) == expected
 
 
 @pytest.mark.parametrize("kind", TASKS)

@@ -15,7 +15,6 @@ from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     check_unchanged,
     load_checkpoint,
-    read_config,
     save_checkpoint,
 )
 from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
@@ -109,16 +108,6 @@ def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, rows_at
     load_checkpoint(tmp_path / "c", loaded)
     for name, value in saved.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], value), name
-
-
-def test_tables_are_plain_rows_on_disk(tmp_path):
-    saved = parameters()
-    save_checkpoint(tmp_path / "c", saved, {"flags": {"lr": 1.0}}, {})
-    raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
-    np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
-    config = read_config(tmp_path / "c")
-    assert config["flags"] == {"lr": 1.0}
-    assert [(t["rows"], t["dim"]) for t in config["tables"]] == [(7, 4), (20, 4), (3, 4)]
 
 
 def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
