@@ -206,7 +206,8 @@ def doubles(model):
 
 
 PARTS = [
-    {"wide": True},
+    {"wide": True, "interaction_op": "dot"},
+    {"interaction_op": "cat"},
     {"numerical_embedding": "piecewise"},
     {"interaction_op": "dcn"},
     {"interaction_op": "dcn", "cross_rank": 3, "cross_layers": 2},

@@ -275,8 +275,8 @@ def test_dropout_is_of_training_alone():
     torch.testing.assert_close(network(*inputs), filled_bert.build("classification")(*inputs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_network_gives_the_same(kind):
+def test_a_compiled_network_gives_the_same():
+    kind = "pretraining"
     inputs, network = filled_bert.inputs(kind), filled_bert.build(kind)
     loss, expected = gradients(network, network, inputs)
     network.zero_grad()
