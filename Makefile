@@ -155,7 +155,6 @@ bench: venv
 	$(BIN)/python benchmarks/breakdown.py
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/auc.py
-	$(BIN)/python benchmarks/grouped_auc.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/overhead.py

@@ -10,8 +10,8 @@ products alone in torch. All take turns, a batch each, and medians are compared.
 and native run, the batch is on the GPU beforehand, and the clock waits for each result. Weights and
 ids are random: time does not depend on them.
 
-Served: a model is trained for a step and exported, once with dynamic batching and once without;
-nvidia-pytriton's server gets gRPC requests from `triton/client.py`.
+Served: a model is trained for a step and exported; nvidia-pytriton's server gets gRPC requests of a
+row from `triton/client.py`.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.platforms import PLATFORMS, Score
 from dlrm.serving.network.quantize import quantize_tables
 
@@ -110,7 +110,7 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
     for name, platform in (("onnx", "onnx"), ("torchscript", "ts-trace")):
-        exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+        exported = Exportable(model, quantize_tables(model, "fp32")).eval()
         (directory / name).mkdir()
         PLATFORMS[platform].write(exported, example, directory / name)
         scores[name] = PLATFORMS[platform].open(directory / name)
@@ -171,33 +171,16 @@ def served(arguments: argparse.Namespace) -> None:
             export(WORKLOADS[workload], directory)
             alone = alone_in_process(directory)
             with server(directory / "repository") as address:
-                one = ask(directory, address, "batched", 1, 1, 2000)
+                one = ask(directory, address)
                 print(
                     f"{workload}, batch 1: p50 {alone:.3f} ms in process, {one['p50_ms']:.3f} ms "
                     f"through gRPC: {one['p50_ms'] - alone:+.3f} ms (p99 {one['p99_ms']:.3f} ms)",
                     flush=True,
                 )
-                for rows in arguments.batch:
-                    compare_batching(directory, address, workload, rows, arguments.rounds)
-
-
-def compare_batching(directory: Path, address: str, workload: str, rows: int, rounds: int) -> None:
-    """Prints throughput at concurrency 8 with and without dynamic batching, in turn."""
-    rates: dict[str, list[float]] = {"batched": [], "alone": []}
-    for _ in range(max(rounds // 5, 1)):
-        for model, values in rates.items():
-            count = max(200, 3000 // rows)
-            values.append(ask(directory, address, model, rows, 8, count)["rows_per_second"])
-    with_, without = (statistics.median(values) for values in rates.values())
-    print(
-        f"{workload}, concurrency 8, requests of {rows} rows: {with_:,.0f} rows/s with dynamic "
-        f"batching, {without:,.0f} without: {with_ / without:.2f} times as many",
-        flush=True,
-    )
 
 
 def export(config: DLRMConfig, directory: Path) -> None:
-    """Writes a dataset, a checkpoint after one step, and the model twice into a repository."""
+    """Writes a dataset, a checkpoint after one step, and the model into a repository."""
     sizes = {
         name: ",".join(map(str, getattr(config, name)))
         for name in ("table_sizes", "bottom_mlp_sizes", "top_mlp_sizes")
@@ -214,16 +197,15 @@ def export(config: DLRMConfig, directory: Path) -> None:
         *(f"--top_mlp_sizes={sizes['top_mlp_sizes']}", "--lr=0.01", "--warmup_steps=0"),
         *(f"--embedding_dim={config.embedding_dim}", f"--log_path={directory / 'log.json'}"),
     )
-    for name, flags in (("batched", []), ("alone", ["--triton-no-dyn-batching"])):
-        python(
-            *(ROOT / "triton" / "export.py", f"--checkpoint={run}", "--verify-rows=4096"),
-            *(f"--save-dir={directory / 'repository'}", f"--triton-model-name={name}", *flags),
-        )
+    python(
+        *(ROOT / "triton" / "export.py", f"--checkpoint={run}", "--verify-rows=4096"),
+        f"--save-dir={directory / 'repository'}",
+    )
 
 
 def alone_in_process(directory: Path) -> float:
     """Median milliseconds of the served model file at batch 1, without a server."""
-    version = directory / "repository" / "batched" / "1"
+    version = directory / "repository" / "model" / "1"
     facts = json.loads((version / "model.json").read_text())
     score = PLATFORMS["onnx"].open(version)
     one = np.zeros((1, facts["num_numerical"]), np.float32), np.zeros((1, 26), np.int64)
@@ -270,17 +252,14 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def ask(
-    directory: Path, address: str, model: str, rows: int, concurrency: int, count: int
-) -> dict[str, float]:
-    """Returns the figures of the client."""
+def ask(directory: Path, address: str) -> dict[str, float]:
+    """Returns the figures of the client for single rows."""
     report = directory / "report.json"
     python(
         *(ROOT / "triton" / "client.py", f"-u={address}", f"--input={directory / 'dataset'}"),
-        *(f"--triton-model-name={model}", f"--batch-size={rows}", f"--report={report}"),
-        *(f"--concurrency={concurrency}", f"--max-batches={count}"),
+        *("--batch-size=1", "--max-batches=2000", f"--report={report}"),
     )
-    return json.loads(report.read_text())[0]
+    return json.loads(report.read_text())
 
 
 def python(*words: object) -> None:

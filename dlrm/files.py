@@ -34,8 +34,8 @@ NOT_PATHS = frozenset(
         *("master", "conf", "spark_sql", "spark_table"),  # of Spark
         *("command", "others"),  # of another program
         # Columns, and values of columns.
-        *("label", "positive", "weight", "time", "columns", "numerical", "categorical"),
-        *("split_key", "split_column", "cross", "slices", "missing_values", "delimiter"),
+        *("label", "positive", "weight", "time", "columns", "cross", "slices", "delimiter"),
+        *("split_key", "split_column"),
     ]
 )
 # Also the forms "s3:/bucket", which pathlib makes of a URI, and "cache::s3://bucket".

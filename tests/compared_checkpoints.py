@@ -3,8 +3,20 @@
 import numpy as np
 
 from dlrm.scripts.checkpoint.description import open_any
-from dlrm.train.checkpoints.diff import weights_of
 from dlrm.train.checkpoints.saved_model import SavedRows
+
+
+def weights_of(saved, with_state=True):
+    """Returns all tensors of a checkpoint, by name, with the state of its optimizers if wanted."""
+    found = {name: tensor.float().numpy() for name, tensor in saved.dense.items()}
+    for index, table in enumerate(saved.tables):
+        found[f"table {index}"] = table
+        state = saved.table_state[index] if with_state and saved.table_state else {}
+        found |= {f"table {index}, {name}": rows for name, rows in state.items()}
+    if with_state:
+        for name, tensor in saved.optimizer.items():
+            found[f"optimizer {name}"] = tensor.float().numpy()
+    return found
 
 
 def differing(one, other, *, with_state=True, feature_order=None):

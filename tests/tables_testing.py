@@ -10,12 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from inline_engine import InlineEngine
 from pyarrow import feather, orc
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions

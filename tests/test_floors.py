@@ -66,7 +66,7 @@ TORCH_FREE = [
     "dlrm.data.transform",
     "dlrm.data.verification",
     "dlrm.data.workers",
-    *(f"dlrm.deployment.{name}" for name in ("client", "deployer", "export", "server", "serving")),
+    *(f"dlrm.deployment.{name}" for name in ("client", "deployer", "export", "server")),
     "dlrm.model.config",
     *(f"dlrm.metrics.{name}" for name in ("grouped", "intervals", "judged", "latency", "ranked")),
     *("dlrm.metrics.slices", "dlrm.metrics.table"),

@@ -75,14 +75,6 @@ class CheckedFile:
                 if block in self._left:
                     self._compare(block)
 
-    def touch_rows(self, rows: np.ndarray, row_bytes: int) -> None:
-        """Compares the blocks of rows in any order; see `touch`."""
-        if self._left and len(rows):
-            first, last = rows * row_bytes, (rows + 1) * row_bytes - 1
-            blocks = np.union1d(first // BLOCK_BYTES, last // BLOCK_BYTES)
-            for block in self._left.intersection(blocks.tolist()):
-                self._compare(block)
-
     def touch_all(self) -> None:
         """Compares the whole file; see `touch`."""
         self.touch(0, max(self._size, 1))

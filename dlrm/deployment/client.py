@@ -1,7 +1,7 @@
 """Sends rows to a Triton server; reports AUC, latency and throughput.
 
     dlrm client --input DATASET
-    dlrm client --input day_23 --batch-size 64 --concurrency 1,2,4,8
+    dlrm client --input day_23 --batch-size 64
     dlrm client --inference_data DATASET/test --dataset_config DATASET/model_size.json
 
 The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent unchanged.
@@ -48,10 +48,7 @@ class ClientConfig:
     )
     dataset_config: Path | None = setting(None, "model_size.json or feature_spec.yaml beside that")
     no_label: bool = setting(False, "the lines of the log have no label")
-    batch_size: int = setting(1024, "rows per batch")
-    concurrency: str = setting(
-        "1", "number of batches in flight; each of several values is measured"
-    )
+    batch_size: int = setting(1024, "rows per batch", least=1)
     max_batches: int | None = setting(
         None, "number of batches to send, read in advance; default: all"
     )

@@ -12,10 +12,11 @@ from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
 from dlrm.command_line import importing
-from dlrm.deployment.serving import Serving
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.serving.network.platforms import PLATFORMS, require
 from dlrm.settings import REQUIRED, setting
+
+_DEFAULT = "python"  # of the platforms
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ExportConfig:
     triton_model_version: int | None = setting(
         None, "version to write; default: 1, or the next one with --update"
     )
-    triton_max_batch_size: int = setting(Serving.max_batch_size, "maximum rows of a batch")
+    triton_max_batch_size: int = setting(4096, "maximum rows of a batch")
     triton_dyn_batching_delay: float = setting(
         0.0, "milliseconds that dynamic batching waits for further requests"
     )
@@ -68,7 +69,7 @@ class ExportConfig:
         "fp32", "precision of the embedding tables", choices=("fp32", "fp16")
     )
     update: bool = setting(False, "add a version to an existing model")
-    platform: str = Serving.platform
+    platform: str = _DEFAULT
 
 
 _PLATFORM_FLAGS = {name.replace("-", "_"): name for name in PLATFORMS}
@@ -81,7 +82,7 @@ PlatformConfig = make_dataclass(
             setting(
                 False,
                 f"{one.help}, by Triton's {' '.join(one.triton)}"
-                + " (default)" * (name == Serving.platform),
+                + " (default)" * (name == _DEFAULT),
             ),
         )
         for (flag, name), one in zip(_PLATFORM_FLAGS.items(), PLATFORMS.values(), strict=True)
@@ -107,7 +108,7 @@ def _config(values: Values) -> ExportConfig:
     chosen = [name for flag, name in _PLATFORM_FLAGS.items() if values[flag]]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]}, --{chosen[1]}: expected one platform, got both")
-    return values.config(ExportConfig, platform=[*chosen, Serving.platform][0])
+    return values.config(ExportConfig, platform=[*chosen, _DEFAULT][0])
 
 
 def run(options: ExportConfig) -> None:

@@ -2,10 +2,10 @@
 
 import filecmp
 import json
+import math
 import os
 import shutil
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,15 +20,16 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
 from dlrm.deployment import repository
-from dlrm.deployment.serving import Serving
+from dlrm.deployment.repository import Serving
 from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
+from dlrm.metrics.clicks import click_metrics
 from dlrm.remote.cache import with_uris
 from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load
-from dlrm.serving.network.compare import Agreement, agreement, score_rows
-from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.exportable import Exportable, example_like
+from dlrm.serving.network.platforms import Score
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
 from dlrm.serving.rows.inputs import Inputs
@@ -44,6 +45,7 @@ ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
 MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order
 MAX_AUC_CHANGE = {"fp32": 1e-5, "fp16": 5e-4}  # by the precision of the tables
 MOST_DELAY = 60_000  # milliseconds
+_BATCH = 4096  # rows scored at a time
 
 
 class Reference(NamedTuple):
@@ -60,12 +62,11 @@ class Reference(NamedTuple):
 
 
 class Export(NamedTuple):
-    """Options of an export."""
+    """A model, and how it is exported."""
 
     predictor: Predictor
     tables: torch.Tensor
     serving: Serving
-    options: "ExportConfig"
     reference: Reference
 
 
@@ -124,34 +125,23 @@ def _load(path: Path, options: "ExportConfig") -> Export:
     """Loads the checkpoint and the rows to compare on, which must match the model."""
     dataset, kind = _rows_to_compare(path, options)
     predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
-    serving = Serving(
-        platform=options.platform,
-        numerical_dtype="float16" if options.fp16 else "float32",
-        ids_dtype=options.ids,
-        output_kind=options.output_kind,
-        raw=not options.no_raw and predictor.transform is not None,
-        max_batch_size=options.triton_max_batch_size,
-        dyn_batching=not options.triton_no_dyn_batching,
-        dyn_batching_delay=options.triton_dyn_batching_delay,
-        engine_count=options.triton_engine_count,
-        no_cuda=options.triton_no_cuda,
-        threads=options.threads,
-        keep_versions=options.triton_keep_versions,
-    )
     if dataset is None:
-        reference = _generated(predictor, serving, options)
+        reference = _generated(predictor, options)
     else:
-        max_rows = max(options.verify_rows, 1)
-        reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
-    _, _, lengths, weights = reference.inputs
-    serving = replace(serving, lists=lengths is not None, weighted=weights is not None)
-    if serving.lists and serving.dyn_batching_delay:
+        reference = _reference(dataset, kind, predictor, options)
+    serving = Serving(
+        options,
+        raw=not options.no_raw and predictor.transform is not None,
+        lists=reference.inputs.lengths is not None,
+        weighted=reference.inputs.weights is not None,
+    )
+    if serving.lists and options.triton_dyn_batching_delay:
         raise ValueError(
-            f"--triton-dyn-batching-delay {serving.dyn_batching_delay}: expected none for a model "
-            "of lists, whose requests the server does not batch"
+            f"--triton-dyn-batching-delay {options.triton_dyn_batching_delay}: expected none for a "
+            "model of lists, whose requests the server does not batch"
         )
     tables = quantize_tables(predictor.model, options.embedding_precision)
-    return Export(predictor, tables, serving, options, reference)
+    return Export(predictor, tables, serving, reference)
 
 
 def _rows_to_compare(path: Path, options: "ExportConfig") -> tuple[str | None, str]:
@@ -165,7 +155,7 @@ def _rows_to_compare(path: Path, options: "ExportConfig") -> tuple[str | None, s
     return str(dataset) if is_there else None, kind
 
 
-def _generated(predictor: Predictor, serving: Serving, options: "ExportConfig") -> Reference:
+def _generated(predictor: Predictor, options: "ExportConfig") -> Reference:
     """Returns rows of normally distributed numericals and uniformly distributed ids.
 
     Raises:
@@ -182,8 +172,12 @@ def _generated(predictor: Predictor, serving: Serving, options: "ExportConfig") 
     rows, draw = max(options.verify_rows, 1), np.random.default_rng(0)
     numerical = draw.normal(size=(rows, config.num_numerical_features)).astype(np.float16)
     ids = draw.integers(0, config.table_sizes, (rows, len(config.table_sizes)))
-    inputs = Inputs(numerical.astype(serving.numerical_dtype), ids.astype(serving.ids_dtype))
+    inputs = Inputs(numerical.astype(_numerical_dtype(options)), ids.astype(options.ids))
     return Reference(None, "", inputs, np.zeros(rows, np.float32), predictor.logits_of(inputs))
+
+
+def _numerical_dtype(options: "ExportConfig") -> str:
+    return "float16" if options.fp16 else "float32"
 
 
 def _trained_on(checkpoint: Path) -> str:
@@ -194,15 +188,8 @@ def _trained_on(checkpoint: Path) -> str:
     return f"{checkpoint} was trained on {trained['dataset']} ({kind}), which is not there"
 
 
-def _reference(
-    dataset: str,
-    kind: str,
-    predictor: Predictor,
-    serving: Serving,
-    max_rows: int,
-    allow_links: bool,
-) -> Reference:
-    config = predictor.model.config
+def _reference(dataset: str, kind: str, predictor: Predictor, options: "ExportConfig") -> Reference:
+    config, max_rows = predictor.model.config, max(options.verify_rows, 1)
     datasets = open_datasets(
         DataConfig(
             dataset=dataset,
@@ -210,7 +197,7 @@ def _reference(
             batch_size=max_rows,
             test_batch_size=max_rows,
             num_numerical_features=config.num_numerical_features,
-            allow_links=allow_links,
+            allow_links=options.allow_links,
         )
     )
     split, rows = _split_with_rows(datasets)
@@ -225,8 +212,8 @@ def _reference(
         raise
     numerical, ids, lengths, weights = inputs_of(batch)
     inputs = Inputs(
-        numerical.astype(serving.numerical_dtype),
-        ids.astype(serving.ids_dtype),
+        numerical.astype(_numerical_dtype(options)),
+        ids.astype(options.ids),
         None if lengths is None else lengths.astype(np.int32),
         weights,
     )
@@ -245,7 +232,7 @@ def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
     config, serving = export.predictor.model.config, export.serving
     sizes = (config.num_numerical_features, len(config.table_sizes))
     configs = {}
-    if serving.raw and not serving.runs_on.script:
+    if serving.raw and not serving.platform.takes_raw:
         configs[f"{name}_transform"] = repository.transform_config(name, *sizes, serving)
         configs[f"{name}_raw"] = repository.ensemble_config(name, serving)
     return {**configs, name: repository.triton_config(name, *sizes, serving)}
@@ -264,7 +251,7 @@ def _write_new(options: "ExportConfig", export: Export, version: int) -> list[st
             if config.backend == "python":
                 _write_facts(directory, export)
                 _write_transform(directory, export)
-                repository.write_backend(directory, "transform_model.py")
+                repository.write_backend(directory)
                 _finish(directory)
     raise AssertionError("the model itself is always among them")
 
@@ -282,8 +269,8 @@ def _write_update(options: "ExportConfig", export: Export, version: int) -> list
                 f"got\n{new}\nUse the flags of the first export, or another --triton-model-name"
             )
     kind = before.parameters["output_kind"].string_value
-    if kind != export.serving.output_kind:
-        raise ValueError(f"--output-kind {export.serving.output_kind}: {top} has {kind}")
+    if kind != options.output_kind:
+        raise ValueError(f"--output-kind {options.output_kind}: {top} has {kind}")
     transform = options.save_dir / f"{name}_transform"
     if transform.is_dir() and not _same_files(
         max(transform.glob(f"[0-9]*/{layout.TRANSFORM}")), _transform_of(export)
@@ -329,21 +316,18 @@ def _write_version(directory: Path, export: Export) -> list[str]:
     """Writes a version and compares it with the checkpoint; returns the report as lines."""
     _write_facts(directory, export)
     serving, inputs = export.serving, export.reference.inputs
-    module = exportable(
+    module = Exportable(
         export.predictor.model,
         export.tables,
-        inputs,
-        serving.output_kind == "probability",
+        serving.options.output_kind == "probability",
         export.predictor.recalibration,
     )
-    platform = serving.runs_on
-    platform.write(module, example_like(inputs), directory)
-    if platform.script:
+    serving.platform.write(module, example_like(inputs), directory)
+    if serving.platform.takes_raw:
         if serving.raw:
             _write_transform(directory, export)
-        repository.write_backend(directory, platform.script)
-    found = _compare(export, score_rows(platform.open(directory), inputs))
-    lines = _report(directory, export, found)
+        repository.write_backend(directory)
+    lines = _report(directory, export)
     _finish(directory)
     return lines
 
@@ -354,47 +338,46 @@ def _finish(directory: Path) -> None:
     repository.keep_bytecode_out(directory)
 
 
-def _compare(export: Export, scores: np.ndarray) -> Agreement:
-    """Compares the exported model with the checkpoint.
+def _report(directory: Path, export: Export) -> list[str]:
+    """Compares a version with the checkpoint, writes `report.json` and returns the same as lines.
 
     Raises:
         ValueError: they differ by more than the precision of the tables explains.
     """
-    reference = export.reference
-    before = reference.logits
-    if export.serving.output_kind == "probability":
-        found = agreement(probability(before), scores, reference.labels, probabilities=True)
-    else:
-        found = agreement(before, scores, reference.labels)
-    precision = export.options.embedding_precision
+    reference, options = export.reference, export.serving.options
+    before, after = reference.logits, _scores(export.serving.platform.open(directory), reference)
+    is_probability, precision = options.output_kind == "probability", options.embedding_precision
+    before = probability(before) if is_probability else before
+    old, new = (
+        click_metrics(_logits(x) if is_probability else torch.from_numpy(x), labels)
+        for labels in [torch.from_numpy(reference.labels)]
+        for x in (before, after)
+    )
+    changed = new["auc"] - old["auc"]
+    changed = 0.0 if math.isnan(changed) else changed  # of one class
+    difference, greatest = (
+        float(np.abs(scores).max(initial=0)) for scores in (before - after, before)
+    )
     exact, allowed = precision == "fp32", MAX_AUC_CHANGE[precision]
-    lost = abs(found.auc_change) if exact else -found.auc_change
-    if not lost <= allowed:
+    if not (abs(changed) if exact else -changed) <= allowed:
         raise ValueError(
-            f"the exported model ranks otherwise than the checkpoint: AUC {found.auc:.6f}, before "
-            f"{found.auc_before:.6f}; expected a change of {allowed:g} at most "
-            "(--embedding-precision)"
+            f"the exported model ranks otherwise than the checkpoint: AUC {new['auc']:.6f}, before "
+            f"{old['auc']:.6f}; expected a change of {allowed:g} at most (--embedding-precision)"
         )
-    limit = MAX_DIFFERENCE * max(1.0, found.greatest_score)
-    if exact and not found.greatest_difference <= limit:
+    limit = MAX_DIFFERENCE * max(1.0, greatest)
+    if exact and not difference <= limit:
         raise ValueError(
-            f"the exported model scores otherwise than the checkpoint: a score differs by "
-            f"{found.greatest_difference:g}, expected {limit:g} at most"
+            "the exported model scores otherwise than the checkpoint: a score differs by "
+            f"{difference:g}, expected {limit:g} at most"
         )
-    return found
-
-
-def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
-    """Writes `report.json` and returns the same as lines."""
-    reference, precision = export.reference, export.options.embedding_precision
     size, full = export.tables.nbytes, 4 * export.tables.numel()
     report = {
         "checkpoint": with_uris(str(export.predictor.path)),
         "dataset": reference.dataset and with_uris(reference.dataset),
         "split": reference.split,
-        **found._asdict(),
-        "auc_change": found.auc_change,
-        "log_loss_change": found.log_loss_change,
+        "rows": len(before),
+        "greatest_difference": difference,
+        "greatest_score": greatest,
         "embedding_precision": precision,
         "table_bytes": size,
         "table_bytes_fp32": full,
@@ -404,34 +387,46 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         rows = "generated rows, since the dataset of the training is gone (--dataset)"
         if is_uri(trained):
             rows = f"generated rows, since --dataset does not name {trained}, which it would fetch"
-        report = {name: report[name] for name in report if "auc" not in name and "loss" not in name}
     else:
+        for name, change in (("auc", changed), ("log_loss", new["log_loss"] - old["log_loss"])):
+            report |= {name: new[name], f"{name}_before": old[name], f"{name}_change": change}
         rows = f"rows of {reference.dataset} ({reference.split})"
         judged = (
-            f" AUC {found.auc:.6f} (change {found.auc_change:+.1e}), log loss "
-            f"{found.log_loss:.6f} ({found.log_loss_change:+.1e}),"
+            f" AUC {new['auc']:.6f} (change {changed:+.1e}), log loss "
+            f"{new['log_loss']:.6f} ({report['log_loss_change']:+.1e}),"
         )
-    lines = [
-        f"agreement: on {found.rows:,} {rows},{judged} greatest difference of a score "
-        f"{found.greatest_difference:.1e}",
-        f"tables: {precision}, {size:,} bytes, {size / full:.3f} of fp32",
-    ]
     text = json.dumps(report, indent=1)
     (directory / "report.json").write_text(text + "\n", encoding="utf-8")
-    return lines
+    return [
+        f"agreement: on {len(before):,} {rows},{judged} greatest difference of a score "
+        f"{difference:.1e}",
+        f"tables: {precision}, {size:,} bytes, {size / full:.3f} of fp32",
+    ]
+
+
+def _scores(score: Score, reference: Reference) -> np.ndarray:
+    """Returns the scores `[rows]` of an exported model, computed some thousand rows at a time."""
+    begins = range(0, len(reference.logits), _BATCH)
+    parts = [reference.inputs.part(begin, begin + _BATCH).arrays for begin in begins]
+    return np.concatenate([score(*arrays)[:, 0] for arrays in parts])
+
+
+def _logits(probabilities: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(probabilities).double().logit(eps=1e-9)
 
 
 def _write_facts(directory: Path, export: Export) -> None:
     """Writes `model.json`."""
     config, serving = export.predictor.model.config, export.serving
+    options = serving.options
     facts = {
         "num_numerical": config.num_numerical_features,
         "table_sizes": list(config.table_sizes),
         "hashed": config.hash_indices,
         "categorical_names": field_names(export.predictor)[1],
-        "numerical_dtype": serving.numerical_dtype,
-        "ids_dtype": serving.ids_dtype,
-        "output_kind": serving.output_kind,
+        "numerical_dtype": _numerical_dtype(options),
+        "ids_dtype": options.ids,
+        "output_kind": options.output_kind,
         "checkpoint": export.predictor.path.name,
         "dlrm_version": dlrm.__version__,
     }

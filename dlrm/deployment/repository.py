@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from google.protobuf import text_format
@@ -23,32 +24,50 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 import dlrm
 from dlrm.data.sources import native
-from dlrm.deployment.serving import Serving
+from dlrm.serving.network.platforms import PLATFORMS, Platform
 
-TYPES = {
-    "float32": "TYPE_FP32",
-    "float16": "TYPE_FP16",
-    "int64": "TYPE_INT64",
-    "int32": "TYPE_INT32",
-}
+if TYPE_CHECKING:  # the command, whose module imports this one to act
+    from dlrm.deployment.export import ExportConfig
+
 CONFIG = "config.pbtxt"
 _HERE = Path(__file__).resolve().parent
 _PACKAGE = Path(dlrm.__file__).resolve().parent
+_SCRIPT = "model.py"  # of the python backend, in this directory and in a version
+
+
+class Serving(NamedTuple):
+    """Describes the serving of a model.
+
+    Attributes:
+        options: flags of the exporter.
+        raw: whether to accept raw rows as well.
+        lists, weighted: whether rows have several ids per table, and each id a weight.
+    """
+
+    options: "ExportConfig"
+    raw: bool
+    lists: bool
+    weighted: bool
+
+    @property
+    def platform(self) -> Platform:
+        """Returns the platform that runs the network."""
+        return PLATFORMS[self.options.platform]
 
 
 def triton_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
-    platform = serving.runs_on
+    platform = serving.platform
     setattr(config, *platform.triton)
-    either = bool(platform.script) and serving.raw  # ids, or raw rows
+    either = platform.takes_raw and serving.raw  # ids, or raw rows
     for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):
         config.input.add(name=tensor, data_type=dtype, dims=dims, optional=either)
     if either:
         _add_raw(config, serving, optional=True)
     _add_output(config, serving)
-    _add_execution(config, serving, cpu=bool(platform.script) or serving.no_cuda)
-    for size in sorted({1, serving.max_batch_size}):
+    _add_execution(config, serving, cpu=platform.takes_raw or serving.options.triton_no_cuda)
+    for size in sorted({1, serving.options.triton_max_batch_size}):
         _add_warmup(config, size, serving)
     return config
 
@@ -62,12 +81,12 @@ def _tensors(
     same first dimension for all tensors of a request, which ids of lists do not have.
     """
     rows = [-1] * serving.lists
-    yield "input__0", TYPES[serving.numerical_dtype], [*rows, num_numerical]
-    yield "input__1", TYPES[serving.ids_dtype], [-1] if serving.lists else [num_tables]
+    yield "input__0", "TYPE_FP16" if serving.options.fp16 else "TYPE_FP32", [*rows, num_numerical]
+    yield "input__1", f"TYPE_{serving.options.ids.upper()}", [-1] if serving.lists else [num_tables]
     if serving.lists:
-        yield "input__2", TYPES["int32"], [-1, num_tables]
+        yield "input__2", "TYPE_INT32", [-1, num_tables]
     if serving.weighted:
-        yield "input__3", TYPES["float32"], [-1]
+        yield "input__3", "TYPE_FP32", [-1]
 
 
 def _add_output(config: ModelConfig, serving: Serving) -> None:
@@ -122,14 +141,14 @@ def ensemble_config(name: str, serving: Serving) -> ModelConfig:
 
 
 def _config(name: str, serving: Serving) -> ModelConfig:
-    rows = 0 if serving.lists else serving.max_batch_size
+    options = serving.options
+    rows = 0 if serving.lists else options.triton_max_batch_size
     config = ModelConfig(name=name, max_batch_size=rows)
-    config.version_policy.latest.num_versions = serving.keep_versions
-    for key in ("platform", "output_kind"):
-        config.parameters[key].string_value = getattr(serving, key)
-    config.parameters["threads"].string_value = str(serving.threads)
+    config.version_policy.latest.num_versions = options.triton_keep_versions
+    for key in ("platform", "output_kind", "threads"):
+        config.parameters[key].string_value = str(getattr(options, key))
     if serving.lists:
-        config.parameters["max_rows"].string_value = str(serving.max_batch_size)
+        config.parameters["max_rows"].string_value = str(options.triton_max_batch_size)
     return config
 
 
@@ -147,11 +166,12 @@ def _add_raw(config: ModelConfig, serving: Serving, optional: bool) -> None:
 
 
 def _add_execution(config: ModelConfig, serving: Serving, cpu: bool) -> None:
-    if serving.dyn_batching and not serving.lists:
-        delay = round(serving.dyn_batching_delay * 1000)
+    options = serving.options
+    if not (options.triton_no_dyn_batching or serving.lists):
+        delay = round(options.triton_dyn_batching_delay * 1000)
         config.dynamic_batching.max_queue_delay_microseconds = delay
     kind = ModelInstanceGroup.KIND_CPU if cpu else ModelInstanceGroup.KIND_AUTO
-    config.instance_group.add(count=serving.engine_count, kind=kind)
+    config.instance_group.add(count=options.triton_engine_count, kind=kind)
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
@@ -182,14 +202,14 @@ def read_triton_config(directory: Path) -> ModelConfig:
         raise ValueError(f"{path}: not a model configuration ({error})") from error
 
 
-def write_backend(directory: Path, script: str) -> None:
-    """Puts `script` into a version as `model.py`, with the modules of dlrm that it imports.
+def write_backend(directory: Path) -> None:
+    """Puts `model.py` into a version, with the modules of dlrm that it imports.
 
     The native library is included if it was built; it does not depend on Python's version.
     """
-    shutil.copyfile(_HERE / script, directory / "model.py")
+    shutil.copyfile(_HERE / _SCRIPT, directory / _SCRIPT)
     library = {native.LIBRARY} if native.LIBRARY.is_file() else set()
-    for source in sorted(_sources(_imported(_HERE / script)) | library):
+    for source in sorted(_sources(_imported(_HERE / _SCRIPT)) | library):
         target = directory / source.relative_to(_PACKAGE.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)

@@ -1,11 +1,9 @@
-"""Sends rows to a Triton server, and measures how fast it answers."""
+"""Sends rows to a Triton server, a batch after the other, and measures how fast it answers."""
 
 import itertools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,11 +48,9 @@ class Batch(NamedTuple):
         return {RAW: self.rows[begin:end]}
 
 
-@dataclass
-class Figures:
-    """Measurements at one concurrency; times are per batch."""
+class Figures(NamedTuple):
+    """Measurements; times are per batch."""
 
-    concurrency: int
     batches: int
     rows: int
     p50_ms: float
@@ -63,34 +59,23 @@ class Figures:
     rows_per_second: float
 
 
-def run(options: "ClientConfig") -> list[Figures]:
-    """Runs the command; returns the measurements of each concurrency.
+def run(options: "ClientConfig") -> Figures:
+    """Runs the command; returns the measurements.
 
     Raises:
         ValueError, OSError: errors that the user can fix, or that the server reports.
     """
-    try:
-        return _run(options)
-    except InferenceServerException as error:
-        raise ValueError(str(error)) from error
-
-
-def _run(options: "ClientConfig") -> list[Figures]:
-    concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
-    _positive("batch-size", options.batch_size)
     if not options.source.exists():
         raise FileNotFoundError(f"{options.source}: no such file or directory (--input)")
-    server = Server(options)
-    measured = []
-    for concurrency in concurrencies:
-        figures, scores, labels = measure(server, _batches(options), concurrency)
-        measured.append(figures)
-        print(
-            f"concurrency {concurrency}: {figures.rows:,} rows in {figures.batches} batches, "
-            f"p50 {figures.p50_ms:.2f} ms  p95 {figures.p95_ms:.2f} ms  "
-            f"p99 {figures.p99_ms:.2f} ms, {figures.rows_per_second:,.0f} rows/s",
-            flush=True,
-        )
+    try:
+        figures, scores, labels = measure(Server(options), _batches(options))
+    except InferenceServerException as error:
+        raise ValueError(str(error)) from error
+    print(
+        f"{figures.rows:,} rows in {figures.batches} batches, p50 {figures.p50_ms:.2f} ms  "
+        f"p95 {figures.p95_ms:.2f} ms  p99 {figures.p99_ms:.2f} ms, "
+        f"{figures.rows_per_second:,.0f} rows/s"
+    )
     if labels is not None:
         metrics = click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))
         print(f"AUC {metrics['auc']:.6f}")
@@ -100,8 +85,8 @@ def _run(options: "ClientConfig") -> list[Figures]:
             write_array(path, scores)
     if options.report:
         with errors_named(options.report):
-            options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
-    return measured
+            options.report.write_text(json.dumps(figures._asdict(), indent=1) + "\n")
+    return figures
 
 
 def _is_live(client: Any) -> bool:
@@ -112,42 +97,34 @@ def _is_live(client: Any) -> bool:
 
 
 class Server:
-    """A model on a server, asked by any number of threads."""
+    """A model on a server."""
 
     def __init__(self, options: "ClientConfig") -> None:
-        self._options = options
         self._api: Any = tritonclient.grpc if options.protocol == "grpc" else tritonclient.http
         port = 8001 if options.protocol == "grpc" else 8000
-        self._url = options.triton_server_url or f"localhost:{port}"
+        url = options.triton_server_url or f"localhost:{port}"
         self._name, self._version = options.triton_model_name, options.triton_model_version
         self._headers = dict(header.split(":", 1) for header in options.http_headers)
-        client, own = self._client(), {"headers": self._headers, "model_version": self._version}
-        if not _is_live(client):
+        self._client = self._api.InferenceServerClient(url, verbose=options.verbose)
+        own = {"headers": self._headers, "model_version": self._version}
+        if not _is_live(self._client):
             raise ConnectionError(
-                f"no server answers at {self._url}; dlrm serve starts one, and -u names another"
+                f"no server answers at {url}; dlrm serve starts one, and -u names another"
             )
         as_json = {"as_json": True} if options.protocol == "grpc" else {}
-        metadata = client.get_model_metadata(self._name, **own, **as_json)
-        config = client.get_model_config(self._name, **own, **as_json)
+        metadata = self._client.get_model_metadata(self._name, **own, **as_json)
+        config = self._client.get_model_config(self._name, **own, **as_json)
         config = config.get("config", config)
         self._types = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
         self._max_rows = max_rows(config)
 
-    def open(self) -> Callable[[Batch], np.ndarray]:
-        """Returns a function from a batch to its scores; each thread needs one of its own."""
-        client = self._client()
+    def score(self, batch: Batch) -> np.ndarray:
+        """Returns the scores of a batch, in as many requests as the server needs."""
+        begins = range(0, batch.num_rows, self._max_rows)
+        parts = [batch.part(begin, begin + self._max_rows) for begin in begins]
+        return np.concatenate([self._ask(part) for part in parts])
 
-        def score(batch: Batch) -> np.ndarray:
-            begins = range(0, batch.num_rows, self._max_rows)
-            parts = [batch.part(begin, begin + self._max_rows) for begin in begins]
-            return np.concatenate([self._ask(client, part) for part in parts])
-
-        return score
-
-    def _client(self) -> Any:
-        return self._api.InferenceServerClient(self._url, verbose=self._options.verbose)
-
-    def _ask(self, client: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+    def _ask(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
         inputs = []
         for name, array in arrays.items():
             if name not in self._types:
@@ -156,63 +133,33 @@ class Server:
             dtype = triton_to_np_dtype(self._types[name])
             tensor.set_data_from_numpy(np.ascontiguousarray(array, dtype))
             inputs.append(tensor)
-        answer = client.infer(
+        answer = self._client.infer(
             self._name, inputs, model_version=self._version, headers=self._headers
         )
         return answer.as_numpy(OUTPUT)[:, 0]
 
 
 def measure(
-    server: Server, batches: Iterator[Batch], concurrency: int
+    server: Server, batches: Iterable[Batch]
 ) -> tuple[Figures, np.ndarray, np.ndarray | None]:
-    """Sends batches, `concurrency` at a time; returns measurements, scores and labels.
+    """Sends batches; returns measurements, scores and labels.
 
     Raises:
         InferenceServerException: the server refuses a request; no further ones are sent.
     """
-    numbered, lock = enumerate(batches), threading.Lock()
-    done: dict[int, tuple[np.ndarray, np.ndarray | None, float]] = {}
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            score = server.open()
-            while not errors:
-                with lock:
-                    index, batch = next(numbered, (-1, None))
-                if batch is None:
-                    return
-                began = time.perf_counter()
-                scores = score(batch)
-                done[index] = scores, batch.labels, time.perf_counter() - began
-        except Exception as error:  # raised again below
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(concurrency)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    wall = time.perf_counter() - began
-    if errors:
-        raise errors[0]
-    if not done:
+    scores, seconds, started = [], [], time.perf_counter()
+    labels: list[np.ndarray] = []
+    for batch in batches:
+        began = time.perf_counter()
+        scores.append(server.score(batch))
+        seconds.append(time.perf_counter() - began)
+        labels += [] if batch.labels is None else [batch.labels]
+    if not scores:
         raise ValueError("expected rows to send, got none (--input)")
-    all_scores, all_labels, seconds = zip(*(done[index] for index in sorted(done)), strict=True)
-    scores = np.concatenate(all_scores)
-    labels = None if all_labels[0] is None else np.concatenate(all_labels)
-    latency = Latency.of(seconds)
-    figures = Figures(
-        concurrency,
-        batches=len(done),
-        rows=len(scores),
-        p50_ms=1e3 * latency.p50,
-        p95_ms=1e3 * latency.p95,
-        p99_ms=1e3 * latency.p99,
-        rows_per_second=len(scores) / wall,
-    )
-    return figures, scores, labels
+    rows, wall, latency = sum(map(len, scores)), time.perf_counter() - started, Latency.of(seconds)
+    p50, p95, p99 = (1e3 * value for value in (latency.p50, latency.p95, latency.p99))
+    figures = Figures(len(scores), rows, p50, p95, p99, rows / wall)
+    return figures, np.concatenate(scores), np.concatenate(labels) if labels else None
 
 
 def _batches(options: "ClientConfig") -> Iterator[Batch]:
@@ -256,13 +203,3 @@ def _of_log(options: "ClientConfig") -> Iterator[Batch]:
             width = max(padded.dtype.itemsize, 1)
             yield Batch(padded.view(np.uint8).reshape(len(rows), width), labels)
             first_line += len(rows)
-
-
-def _positive(flag: str, value: Any) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"--{flag} {value}: expected 1 or more")
-    return number

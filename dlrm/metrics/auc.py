@@ -1,27 +1,18 @@
 """Exact ROC AUC of scores in one process or in many.
 
-Several processes use a sample sort. Every rank sorts its own positives and negatives; samples of
-these divide the scores into as many ranges as there are ranks; each rank receives the scores of its
-range and counts the pairs there in integers. Scores that very many rows share are counted and not
-sent, since no range boundary can divide them.
-
-The weights of rows, if any, are first summed by score, so that no score is frequent.
+Every rank sorts its own positives and negatives, receives the scores of the rarer class of all
+ranks, and counts its pairs with them in integers. The weights of rows, if any, are first summed by
+score.
 """
 
 import math
-from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.distributed import OtherRankError, World, gather
+from dlrm.distributed import OtherRankError, World, from_first, gather
 
-T = TypeVar("T")
-
-_SAMPLES = 128  # times the square of the ranks: no range exceeds its share by more than 6/128
 _NEEDLES = 1 << 14  # looked up at once, so that the searched range stays in the cache
 
 
@@ -55,12 +46,12 @@ def roc_auc(
     num_negatives, num_positives = sum(fact[1] for fact in facts), sum(fact[2] for fact in facts)
     if not num_negatives or not num_positives:
         return math.nan
-    if world.size == 1:
-        ordered = ordered_pairs(*sides)
-    else:
-        dtype = max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize)
-        sides[:] = [side.to(dtype) for side in sides]
-        ordered = _over_ranks(sides, num_negatives, num_positives, world)
+    dtype = max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize)
+    sides[:] = [side.to(dtype) for side in sides]
+    if world.size > 1:
+        rarer = int(num_positives < num_negatives)
+        sides[rarer] = _sort(_united(sides[rarer], world), runs=True)
+    ordered = sum(gather(ordered_pairs(*sides), world))
     return ordered / (2 * num_negatives * num_positives)
 
 
@@ -96,11 +87,6 @@ def weights_problem(weights: Tensor | None, labels: Tensor) -> str:
     return "" if (weights.isfinite() & (weights >= 0)).all() else "expected weights of 0 or more"
 
 
-def sample_stride(num_scores: int, num_ranks: int) -> int:
-    """Returns the stride at which a rank samples its scores for the others."""
-    return -(-num_scores // (_SAMPLES * num_ranks**2))
-
-
 def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
     """Returns twice the number of pairs with the positive above the negative, plus ties once.
 
@@ -119,28 +105,6 @@ def ordered_pairs(negatives: Tensor, positives: Tensor) -> int:
         below = torch.searchsorted(near, needles).sum()
         not_above = torch.searchsorted(near, needles, right=True).sum()
         ordered += 2 * begin * len(needles) + int(below) + int(not_above)
-    return ordered
-
-
-def frequent_pairs(
-    negatives: list[list[int]], positives: list[list[int]], num_positives: int
-) -> int:
-    """Returns `ordered_pairs` of the pairs in which a frequent score occurs.
-
-    Args:
-        negatives: for each frequent score, ascending: the number of negatives below it, and the
-            number not above it.
-        positives: the same numbers for positives.
-        num_positives: number of all positives.
-    """
-    ordered, frequent_above = 0, 0
-    for (below, not_above), (positives_below, positives_not_above) in zip(
-        reversed(negatives), reversed(positives), strict=True
-    ):
-        here = positives_not_above - positives_below
-        above = num_positives - positives_not_above - frequent_above
-        ordered += here * (below + not_above) + 2 * (not_above - below) * above
-        frequent_above += here
     return ordered
 
 
@@ -178,81 +142,9 @@ def _sort(scores: Tensor, runs: bool = False) -> Tensor:
     return scores
 
 
-def _over_ranks(sides: list[Tensor], num_negatives: int, num_positives: int, world: World) -> int:
-    """Returns `ordered_pairs` of all ranks' sides; frees this rank's as soon as they are sent."""
-    stride = sample_stride(num_negatives + num_positives, world.size)
-    frequent = _frequent(sides, stride, world)
-    counts = _take_out(sides, frequent, world)
-    cuts = _cuts(sides, stride, world)
-    for i in range(len(sides)):
-        sides[i] = _exchange(sides[i], cuts, world)
-    ordered, below = frequent_pairs(*counts, num_positives), 0
-    mine = (len(sides[0]), len(sides[1]), ordered_pairs(*sides))
-    for range_negatives, range_positives, range_ordered in gather(mine, world):
-        ordered += range_ordered + 2 * below * range_positives
-        below += range_negatives
-    return ordered
-
-
-def _frequent(sides: list[Tensor], stride: int, world: World) -> Tensor:
-    """Returns, ascending, the scores that some rank sampled twice on one side."""
-    samples = [side[stride - 1 :: stride] for side in sides]
-    twice = [sample[1:][sample[1:] == sample[:-1]] for sample in samples]
-    return _united(torch.cat(twice).unique(), world).unique()
-
-
-def _take_out(
-    sides: list[Tensor], values: Tensor, world: World
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Removes values from the sides; returns the arguments of `frequent_pairs`."""
-    if not len(values):
-        return [], []
-    bounds = []
-    for i, side in enumerate(sides):
-        begins, ends = (torch.searchsorted(side, values, right=right) for right in (False, True))
-        bounds.append(torch.stack([begins, ends], dim=1).cpu())
-        kept = zip([0, *ends.tolist()], [*begins.tolist(), len(side)], strict=True)
-        sides[i] = torch.cat([side[begin:end] for begin, end in kept])
-    everyones = gather(torch.stack(bounds), world)
-    negatives, positives = torch.stack(everyones).sum(0).tolist()
-    return negatives, positives
-
-
-def _cuts(sides: list[Tensor], stride: int, world: World) -> Tensor:
-    """Returns the last score of each rank's range except the last rank's."""
-    samples = _united(torch.cat([side[stride - 1 :: stride] for side in sides]), world)
-    ends = [len(samples) * (rank + 1) // world.size - 1 for rank in range(world.size - 1)]
-    if not len(samples):
-        return samples
-    return samples.sort().values[[max(end, 0) for end in ends]]
-
-
 def _united(values: Tensor, world: World) -> Tensor:
+    """Returns the rows of all ranks, in the order of the ranks."""
     return torch.cat(gather(values.cpu(), world)).to(values.device)
-
-
-def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
-    """Sends every rank the scores of its range; returns those of this rank's range, sorted."""
-    (received,) = _dealt([side], _places(side, cuts), world)
-    return _sort(received, runs=True)
-
-
-def _places(scores: Tensor, cuts: Tensor) -> list[int]:
-    """Returns the start of each rank's range among sorted scores, and the end of the last one."""
-    return [0, *torch.searchsorted(scores, cuts, right=True).tolist(), len(scores)]
-
-
-def _dealt(columns: list[Tensor], places: list[int], world: World) -> list[Tensor]:
-    """Sends each rank its rows of some columns, `[n, ...]`; returns the rows of this rank."""
-    sent = [end - begin for begin, end in pairwise(places)]
-    sent += [0] * (world.size - len(sent))  # without samples, rank 0 receives the few scores
-    received = [sizes[world.rank] for sizes in gather(sent, world)]
-    results = []
-    for column in columns:
-        result = column.new_empty(sum(received), *column.shape[1:])
-        dist.all_to_all_single(result, column, received, sent, group=world.group)
-        results.append(result)
-    return results
 
 
 def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World) -> float:
@@ -265,17 +157,11 @@ def _weighted_auc(scores: Tensor, labels: Tensor, weights: Tensor, world: World)
         return math.nan
     if world.size > 1:
         scores = scores.to(max((fact[3] for fact in facts), key=lambda dtype: dtype.itemsize))
-        stride = sample_stride(sum(fact[2] for fact in facts), world.size)
-        places = _places(scores, _cuts([scores], stride, world))
-        _, sums = _by_score(*_dealt([scores, sums], places, world))
+        scores, sums = _by_score(_united(scores, world), _united(sums, world))
     sums = sums.cpu()  # a GPU would sum in a varying order
     below = sums[:, 0].cumsum(0) - sums[:, 0] / 2
-    mine = (*sums.sum(0).tolist(), float(below @ sums[:, 1]))
-    ordered = begin = 0.0
-    for range_negatives, range_positives, range_ordered in gather(mine, world):
-        ordered += range_ordered + begin * range_positives
-        begin += range_negatives
-    return ordered / (negatives * positives)
+    area = float(below @ sums[:, 1]) / (negatives * positives)
+    return from_first(area, world)  # whose last bits are those of all
 
 
 def _added_up(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[str, Tensor, Tensor]:

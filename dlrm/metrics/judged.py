@@ -126,7 +126,7 @@ def _measure(
     """Returns: how often each row and each group occurs -> metrics."""
     if groups is None:
         return lambda counts, _: model.metrics(counts)
-    place = groups.group.astype(np.int64)
+    place = groups.group
 
     def measure(counts: np.ndarray | None, drawn: np.ndarray | None) -> dict[str, float]:
         assert drawn is not None

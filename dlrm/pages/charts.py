@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlrm.pages import note, part
+from dlrm.pages import part
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -46,23 +46,19 @@ def chart(
     y_name: str,
     lines: Sequence[ChartLine],
     told: str,
-    limits: Limits | None = None,
+    limits: Limits,
 ) -> "Markup":
     """Returns a chart of lines.
 
     Args:
         lines: lines to draw, in this order; those without points still use up a color.
         told: description of the chart for screen readers.
-        limits: least and greatest x, least and greatest y; by default those of the lines.
+        limits: least and greatest x, least and greatest y.
     """
-    points = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True)]
-    points += [(x, y) for line in lines for x, ends in _ranges(line) for y in ends]
-    if not points:
-        return note(f"{title}: nothing to draw")
-    x0, x1, y0, y1 = limits or _limits(points)
+    x0, x1, y0, y1 = limits
     most = max((count for line in lines for count in line.counts), default=0)
-    left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
-    frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
+    left = 24 + _CHARACTER * max(len(f"{y:g}") for y in ticks(y0, y1))
+    frame = _Frame(limits, left, _BOTTOM + (_COUNTS + 8 if most else 0))
     drawn = [
         _drawn(line, REFERENCE if line.dashed else COLORS[index % len(COLORS)], frame)
         | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
@@ -114,10 +110,10 @@ def _labels(frame: _Frame) -> list[_Label]:
     """Returns the numbers at ticks."""
     x0, x1, y0, y1 = frame.limits
     below = frame.floor + 15
-    labels = [_Label(frame.place(x, y0)[0], below, number(x), "middle") for x in ticks(x0, x1)]
+    labels = [_Label(frame.place(x, y0)[0], below, f"{x:g}", "middle") for x in ticks(x0, x1)]
     before = frame.left - 5
     return labels + [
-        _Label(before, frame.place(x0, y)[1] + 4, number(y), "end") for y in ticks(y0, y1)
+        _Label(before, frame.place(x0, y)[1] + 4, f"{y:g}", "end") for y in ticks(y0, y1)
     ]
 
 
@@ -149,15 +145,6 @@ def _steps(line: ChartLine, frame: _Frame, scale: float) -> str:
     return f"M{edges[0]} {frame.floor}{''.join(tops)}V{frame.floor}Z"
 
 
-def _limits(points: Sequence[tuple[float, float]]) -> Limits:
-    bounds = []
-    for values in zip(*points, strict=True):
-        low, high = min(values), max(values)
-        margin = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
-        bounds += [low - margin, high + margin]
-    return bounds[0], bounds[1], bounds[2], bounds[3]
-
-
 def ticks(low: float, high: float) -> list[float]:
     """Returns three to seven round numbers from `low` to `high`."""
     raw = (high - low) / 6
@@ -170,10 +157,3 @@ def ticks(low: float, high: float) -> list[float]:
 
 def _floor_log10(value: float) -> int:
     return int(f"{value:e}".partition("e")[2])
-
-
-def number(value: float) -> str:
-    """Returns a number as text for an axis."""
-    if abs(value) >= 10_000:
-        return f"{value / 1000:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
-    return f"{value:g}"

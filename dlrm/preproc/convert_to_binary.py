@@ -36,7 +36,6 @@ def convert(source: Path, output: Path, cores: int | None = None) -> None:
         _schema(source, tables["train"][0].path),
         output_ordering="input",
         output_format="binary",
-        default_names=True,
     )
     prepare_preset(options, {k: v for k, v in tables.items() if v}, output, cores, replace=True)
 

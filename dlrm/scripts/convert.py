@@ -16,8 +16,6 @@ from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.stages.options import PARQUET_VALUES
 from dlrm.settings import REQUIRED, same_setting, setting
 
-OUTPUT_FORMATS = ("parquet",)
-
 
 @dataclass(frozen=True)
 class ConvertConfig:
@@ -25,7 +23,6 @@ class ConvertConfig:
 
     dataset: Path = setting(REQUIRED, "split-binary dataset to read", uri="read")
     output: Path = setting(REQUIRED, "directory to write", uri=f"write, plain, {CONVERTED}")
-    output_format: str = setting(OUTPUT_FORMATS[0], "format to write", choices=OUTPUT_FORMATS)
     values: str = setting(
         PARQUET_VALUES[0],
         "contents of categorical columns: decoded, the values that ids stand for, null for ids "

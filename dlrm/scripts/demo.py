@@ -14,10 +14,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dlrm.documents import read_json
 from dlrm.flags import ConfigFlags, Values, run_command
@@ -54,79 +53,45 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(values: Values) -> int:
     options, began = values.config(DemoConfig), time.time()
     output = options.output.absolute()
+    raw = options.raw.absolute() if options.raw else output / f"raw-{options.rows}-{options.days}"
+    folder, run = output / f"dataset-{raw.name}", output / time.strftime("run-%Y%m%d-%H%M%S")
+    dataset, checkpoints = folder / "binary_dataset", run / "checkpoints"
     output.mkdir(parents=True, exist_ok=True)
     with open(output / "demo.log", "w", encoding="utf-8") as log:
-        stages = _Stages(output, log)
+        spark = {"SPARK_LOCAL_DIRS": str(output / "spark-tmp")}
+
+        def step(name: str, shown: str = "", **flags: Any) -> None:
+            run_step(name, flags, log, shown, variables=spark)
+
         try:
-            raw = options.raw.absolute() if options.raw else stages.simulate(options)
-            dataset = stages.prepare(raw, options.engine)
-            run = stages.train(dataset)
-            stages.test(dataset, run)
-            stages.evaluate(dataset, run)
+            if options.raw is None:
+                _title(1, f"simulating {options.rows:,} rows of {options.days} days")
+                if (raw / "planted.json").is_file():
+                    print(f"exists already: {_shown(raw)}")
+                else:
+                    days = {"rows": options.rows, "days": options.days}
+                    step("simulate", "best reachable", output=raw, **days)
+            _title(2, f"preparing {_shown(raw)}")
+            engine = options.engine
+            if engine is None:
+                engine, why = _installed_engine()
+                print(f"engine: {engine}, {why}", flush=True)
+            shown = "^(note|train|test|validation|tables):|complete"
+            folders = {"input_folder": raw, "output_folder": folder}
+            step("prepare-logs", shown, **folders, engine=engine)
+            _title(3, "training")
+            step("train", dataset=dataset, recipe="auto", save_checkpoint_path=checkpoints)
+            _title(4, "testing the best checkpoint, as loaded from disk")
+            loaded = {"load_checkpoint_path": checkpoints, "log_path": run / "test.json"}
+            step("test", "", dataset=dataset, **loaded, test_batch_size=16384)
+            _title(5, "evaluating it on rows on which nothing was chosen")
+            shown = "^(note|page):|^(metric|AUC|log loss|calibration) "
+            model = {"checkpoint": checkpoints, "dataset": dataset, "split": "validation"}
+            step("evaluate", shown, **model, importance=True, output=run / "evaluation")
         except StepError as failed:
             return failed.code
     _summarize(raw, dataset, run, time.time() - began)
     return 0
-
-
-class _Stages:
-    """The commands of the demo, each in a process of its own.
-
-    Args:
-        log: file for all lines that the commands print; the terminal gets those that matter.
-    """
-
-    def __init__(self, output: Path, log: TextIO) -> None:
-        self._output, self._log = output, log
-
-    def simulate(self, options: DemoConfig) -> Path:
-        """Returns the directory of the logs."""
-        raw = self._output / f"raw-{options.rows}-{options.days}"
-        _title(1, f"simulating {options.rows:,} rows of {options.days} days")
-        if (raw / "planted.json").is_file():
-            print(f"exists already: {_shown(raw)}")
-        else:
-            flags = {"output": raw, "rows": options.rows, "days": options.days}
-            self._run("simulate", flags, "best reachable")
-        return raw
-
-    def prepare(self, raw: Path, engine: str | None) -> Path:
-        """Returns the dataset of the logs."""
-        _title(2, f"preparing {_shown(raw)}")
-        if engine is None:
-            engine, why = _installed_engine()
-            print(f"engine: {engine}, {why}", flush=True)
-        folder = self._output / f"dataset-{raw.name}"
-        flags = {"input_folder": raw, "output_folder": folder, "engine": engine}
-        shown = "^(note|train|test|validation|tables):|complete"
-        self._run("prepare-logs", flags, shown)
-        return folder / "binary_dataset"
-
-    def train(self, dataset: Path) -> Path:
-        """Returns the directory of the run."""
-        _title(3, "training")
-        run = self._output / time.strftime("run-%Y%m%d-%H%M%S")
-        flags = {"dataset": dataset, "recipe": "auto", "save_checkpoint_path": run / "checkpoints"}
-        self._run("train", flags)
-        return run
-
-    def test(self, dataset: Path, run: Path) -> None:
-        """Tests the best checkpoint."""
-        _title(4, "testing the best checkpoint, as loaded from disk")
-        flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
-        self._run("test", {"dataset": dataset, **flags, "test_batch_size": 16384})
-
-    def evaluate(self, dataset: Path, run: Path) -> None:
-        """Writes the page of the best checkpoint."""
-        _title(5, "evaluating it on rows on which nothing was chosen")
-        flags = {"checkpoint": run / "checkpoints", "dataset": dataset, "split": "validation"}
-        flags |= {"importance": True, "output": run / "evaluation"}
-        shown = "^(note|page):|^(metric|AUC|log loss|calibration) "
-        self._run("evaluate", flags, shown)
-
-    def _run(self, name: str, flags: Mapping[str, Any], shown: str = "") -> None:
-        folder = {"SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
-        run_step(name, flags, self._log, shown, variables=folder)
 
 
 def _installed_engine() -> tuple[str, str]:

@@ -9,25 +9,30 @@ import torch
 from torch import Tensor
 
 from dlrm.data.clicks.bags import places_of
-from dlrm.metrics.intervals import Difference, delong_difference
+from dlrm.metrics.intervals import delong_difference
 from dlrm.metrics.ranked import RankedRows
-from dlrm.serving.network.exportable import exportable
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables
-from dlrm.serving.predictor import Predictor
+from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
 
 
-class Importance(NamedTuple):
-    """Loss of quality when the values of a field are permuted over the rows.
+class FieldImportance(NamedTuple):
+    """Loss of quality when the values of a field are shuffled among the rows.
 
     Attributes:
-        field: its index among the numerical fields, followed by the tables.
-        auc_lost: AUC before minus after, with an interval by DeLong's test of the same rows.
+        field: name of the field.
+        auc_lost: AUC before minus after.
+        low, high: bounds of its 95 % interval, by DeLong's test of the same rows.
+        p: p-value of no loss.
         log_loss_gained: log loss after minus before.
     """
 
-    field: int
-    auc_lost: Difference
+    field: str
+    auc_lost: float
+    low: float
+    high: float
+    p: float
     log_loss_gained: float
 
 
@@ -56,8 +61,8 @@ class Sample:
 
 def permutation_importance(
     predictor: Predictor, inputs: Inputs, labels: np.ndarray, seed: int = 0
-) -> list[Importance]:
-    """Returns the importance of every field, in their order (Breiman, 2001).
+) -> list[FieldImportance]:
+    """Returns the importance of every field (Breiman, 2001), the most important first.
 
     The rows are scored once more for each field, several fields at a time; tables and inputs are
     unchanged.
@@ -69,8 +74,9 @@ def permutation_importance(
     before = RankedRows(predictor.logits_of(inputs), labels)
     loss = before.metrics()["log_loss"]
     first_table = inputs.numerical.shape[1]
+    names = [name for kind in field_names(predictor) for name in kind]
 
-    def of_field(field: int) -> Importance:
+    def of_field(field: int) -> FieldImportance:
         order = np.random.default_rng([seed, field]).permutation(len(labels))
         if field < first_table:
             numerical = inputs.numerical.copy()
@@ -80,10 +86,11 @@ def permutation_importance(
             dealt = _dealt(inputs, field - first_table, order)
         after = RankedRows(predictor.logits_of(dealt), labels)
         gained = after.metrics()["log_loss"] - loss
-        return Importance(field, delong_difference(before, after), gained)
+        return FieldImportance(names[field], *delong_difference(before, after), gained)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return list(threads.map(of_field, range(first_table + inputs.num_tables)))
+        found = threads.map(of_field, range(first_table + inputs.num_tables))
+        return sorted(found, key=lambda one: -one.auc_lost)
 
 
 def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
@@ -108,7 +115,7 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
     the id's weight in the wide term; contributions of several ids are added up.
     """
     tables = quantize_tables(predictor.model, "fp32")
-    model = exportable(predictor.model, tables, inputs, recalibration=predictor.recalibration)
+    model = Exportable(predictor.model, tables, recalibration=predictor.recalibration)
     looked_up: list[Tensor] = []
 
     def keep(module: torch.nn.Module, arguments: object, vectors: Tensor) -> Tensor:

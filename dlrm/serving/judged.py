@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from dlrm.metrics.judged import ScoredRows, judge
 from dlrm.remote.copies import Copies, is_fetched
 from dlrm.serving.figures import figure
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
-from dlrm.serving.rows.config import RECALIBRATIONS, SPLITS
+from dlrm.serving.rows.config import SPLITS
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.tables import scoring_reader
 from dlrm.serving.scoring import probability, shares_of
@@ -23,27 +23,11 @@ from dlrm.torch_settings import own_settings
 from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
 
 if TYPE_CHECKING:
+    from dlrm.serving.importance import FieldImportance
     from dlrm.serving.predictor import Predictor
 
 T = TypeVar("T")
 _REPLICATES = 200  # of the bootstrap
-
-
-class FieldImportance(NamedTuple):
-    """Loss of quality when the values of a field are shuffled among the rows.
-
-    Attributes:
-        field: name of the field.
-        auc_lost: AUC before minus after.
-        low, high: bounds of its 95 % interval.
-        log_loss_gained: log loss after minus before.
-    """
-
-    field: str
-    auc_lost: float
-    low: float
-    high: float
-    log_loss_gained: float
 
 
 class Judged:
@@ -94,7 +78,7 @@ class Judged:
 
     def importance(
         self: Any, frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
-    ) -> list[FieldImportance]:
+    ) -> list["FieldImportance"]:
         """Returns the importance of every field by permutation, the most important first.
 
         Args:
@@ -106,7 +90,6 @@ class Judged:
             ValueError: rows cannot be read, or have one class; see `evaluate`.
         """
         from dlrm.serving.importance import Sample, permutation_importance
-        from dlrm.serving.predictor import field_names
 
         if rows < 2:
             raise ValueError(f"rows: expected 2 or more, got {rows}")
@@ -115,13 +98,7 @@ class Judged:
         inputs, labels = sample.rows()
         if len(np.unique(labels)) < 2:
             raise ValueError(f"importance: expected rows of both classes, got {len(labels)} of one")
-        names = [name for kind in field_names(self) for name in kind]
-        found = permutation_importance(self, inputs, labels, seed)
-        found.sort(key=lambda one: -one.auc_lost.value)
-        return [
-            FieldImportance(names[one.field], *one.auc_lost[:3], one.log_loss_gained)
-            for one in found
-        ]
+        return permutation_importance(self, inputs, labels, seed)
 
     def compare(
         self: Any, other: "Predictor", frame: Any, split: str = "test"
@@ -156,30 +133,25 @@ class Judged:
         both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
         return judge(both, _REPLICATES).differences
 
-    def recalibrate(
-        self: Any, frame: Any, split: str = "validation", *, kind: str = "platt"
-    ) -> "Predictor":
+    def recalibrate(self: Any, frame: Any, split: str = "validation") -> "Predictor":
         """Returns a model with the same network whose scores are recalibrated to labeled rows.
 
+        The recalibration is a logistic regression on the logit (Platt, 1999).
         `save` keeps the recalibration, and `dlrm.load`, the exporter and commands apply it. An
         earlier recalibration is replaced. Metrics of the rows given here are too good for it.
 
         Args:
             frame, split: rows that neither train nor judge the model; see `evaluate`.
-            kind: "platt", a logistic regression on the logit; "temperature", one without an
-                intercept; or "isotonic".
 
         Raises:
-            ValueError: rows cannot be read or have one class, no increasing map fits them, or
+            ValueError: rows cannot be read or have one class, no increasing line fits them, or
                 scikit-learn is missing.
         """
-        if kind not in RECALIBRATIONS:
-            raise ValueError(f"kind: expected one of {', '.join(RECALIBRATIONS)}, got {kind!r}")
         with in_python(), Copies() as copies:
             frame = copies.path_of(frame, "frame") if is_fetched(frame) else frame
             check_fitting()
             rows = _scored(self._with_recalibration(None), frame, split)
-            fitted = fit(kind, rows.logits[0], rows.labels)
+            fitted = fit(rows.logits[0], rows.labels)
             path = None if is_frame(frame) else getattr(frame, "path", frame)
             if path is not None:
                 part = split if os.path.isdir(path) else None

@@ -28,7 +28,6 @@ from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import TextFields, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.serving.scoring import Scoring, check_logits, probability, shares_of
@@ -46,7 +45,7 @@ T = TypeVar("T")
 class Predictor(Judged, Scoring):
     """A model with the transform of its inputs.
 
-    `print(model)` shows its fields and the metrics of its training, and a notebook its curves.
+    `print(model)` shows its fields and the metrics of its training.
 
     Args:
         model: the network, whose tables may be on any device.
@@ -213,10 +212,6 @@ class Predictor(Judged, Scoring):
             "probabilities are too high; `dlrm evaluate --sampling_rate "
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
-
-    def logits_of_text(self, text: TextFields) -> np.ndarray:
-        """Returns the logits of rows of text."""
-        return self.logits_of(inputs_of_text(self.row_transform, text))
 
     def logits_of(self, inputs: Inputs) -> np.ndarray:
         """Returns the logits of a model's inputs, float32 `[rows]`.

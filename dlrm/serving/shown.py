@@ -1,4 +1,4 @@
-"""A model as text and as HTML: its fields, the metrics of its training, and its curves."""
+"""A model as text and as HTML: its fields, and the metrics of its training."""
 
 import html
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
-from dlrm.pages.charts import ChartLine, chart
 from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import SavedRun, read_run
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 _MOST_NAMES = 12
-_STYLE = """
-.dlrm-model figure { display: inline-block; width: 26em; margin: 1em 2em 0 0 }
-.dlrm-model svg text { font: 11px sans-serif; fill: currentColor }
-.dlrm-model .legend { list-style: none; padding: 0 } .dlrm-model .legend li { display: inline }
-.dlrm-model .legend i { display: inline-block; width: 1.6em; margin: 0 .4em 0 1em;
-  border-top: 2px solid; vertical-align: middle }
-.dlrm-model caption, .dlrm-model th:first-child { text-align: left }
-"""  # of a page's parts within a notebook, which has a style of its own
 
 
 def summary_of(model: "Predictor") -> list[str]:
@@ -51,8 +42,7 @@ def lines_of(model: "Predictor") -> list[str]:
 
 
 def html_of(model: "Predictor") -> str:
-    """Returns lines, a table of metrics, and curves, for a notebook."""
-    columns = [*_columns(model), ("checkpoint", with_uris(str(model.path)))]
+    """Returns the size, a table of metrics, and one of columns, for a notebook."""
     parts = [f"<p>DLRM of {html.escape(_size(model))}</p>"]
     if found := _tested(model):
         heads = ["metric", *(f"{name} ({role})" for name, role in found)]
@@ -61,10 +51,8 @@ def html_of(model: "Predictor") -> str:
             [title(n), *(f"{m[n]:.4f}" if n in m else None for m in found.values())] for n in names
         ]
         parts.append(table([("", heads)], rows, "metrics of the training"))
-    if (run := run_of(model)) is not None:
-        parts += _curves(run)
-    parts.append(table([("", ["role", "columns"])], columns, "columns of the rows"))
-    return f"<style>{_STYLE}</style><div class='dlrm-model'>{''.join(map(str, parts))}</div>"
+    columns = [*_columns(model), ("checkpoint", with_uris(str(model.path)))]
+    return "".join([*parts, table([("", ["role", "columns"])], columns, "columns of the rows")])
 
 
 def run_of(model: "Predictor") -> SavedRun | None:
@@ -73,20 +61,6 @@ def run_of(model: "Predictor") -> SavedRun | None:
         return read_run(model.path)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _curves(run: SavedRun) -> list[str]:
-    """Returns charts of the training loss and of the metric that chooses."""
-    charts = []
-    if len(run.curve) > 1:
-        loss = ChartLine("training", *points(run.curve, "loss"))
-        tested = ChartLine(run.roles.chooses, *points(run.tests, "log_loss"), dots=True)
-        charts.append(chart("Loss", "step", "log loss", [loss, tested], "The loss of each step."))
-    if len(run.tests) > 1 and all("auc" in entry for entry in run.tests):
-        line = ChartLine(run.roles.chooses, *points(run.tests, "auc"), dots=True)
-        told = f"Last: {run.tests[-1]['auc']:.4f}."
-        charts.append(chart("AUC of the rows that choose", "step", "AUC", [line], told))
-    return [str(one) for one in charts]
 
 
 def points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

@@ -17,7 +17,6 @@ _OTHER_NAMES = {
     "input": "frame",
     "test_input": "test",
     "validation_input": "validation",
-    "recalibrate": "kind",
 }
 
 

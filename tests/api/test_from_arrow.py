@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from inline_engine import InlineEngine
 from tables_testing import contents, prepare
 
 import dlrm
 from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.execution.engines import InlineEngine, thread_engine
+from dlrm.preproc.execution.engines import thread_engine
 
 ROWS = GROUP_ROWS + 5000  # two row groups
 SCHEMA = {

@@ -222,15 +222,6 @@ def test_a_user_without_a_home_can_read(dataset, monkeypatch):
     assert (dataset / MEMORY).is_file()
 
 
-def test_rows_in_any_order_are_compared(dataset):
-    path = dataset / "train/cat_0.bin"
-    flip(path, 20)
-    file = Verifier(dataset, layout.KIND, "first").open(path)
-    file.touch_rows(np.array([], np.int64), 4)
-    with pytest.raises(ValueError, match="cat_0.bin"):
-        file.touch_rows(np.array([9, 5, 5]), 4)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_none_is_named_where_it_is_read(dataset, value):
     path = dataset / "test/numerical.bin"

@@ -8,11 +8,11 @@ import os
 import shutil
 from contextlib import contextmanager
 
+from inline_engine import InlineEngine
 from killing import contents, difference
 
 from dlrm.language.pretraining import command as prepare_text
 from dlrm.preproc import prepare_logs
-from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.logs import command as logs
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs

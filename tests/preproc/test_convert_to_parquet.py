@@ -198,7 +198,7 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(dataset, logs, tmp
 
 
 def test_command(logs, tmp_path):
-    arguments = ["--dataset", logs[1], "--output", tmp_path / "o", "--output_format", "parquet"]
+    arguments = ["--dataset", logs[1], "--output", tmp_path / "o"]
     done = forked.run("dlrm.scripts.convert", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "train 700  test 125  validation 125 rows; complete" in done.stdout

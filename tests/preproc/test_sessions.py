@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from inline_engine import InlineEngine
 from preproc_testing import node_environment, package_archive
 from tables_testing import contents
 
@@ -22,7 +23,7 @@ import dlrm.preproc
 from dlrm.command_line import Terminated, terminable
 from dlrm.data.tables.files import find_tables
 from dlrm.preproc.execution.connect_engine import session_engine
-from dlrm.preproc.execution.engines import EngineError, InlineEngine
+from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions

@@ -67,7 +67,7 @@ def ece_of(chances, labels):
 def test_calibration_errors_by_decile_and_slice_before_and_after(trained, rows, tmp_path):
     done = evaluate(
         trained,
-        *(f"--input={trained.log}", "--recalibrate=platt", "--slices=categorical 2"),
+        *(f"--input={trained.log}", "--recalibrate", "--slices=categorical 2"),
         *("--bootstrap=0", f"--output={tmp_path / 'out'}"),
     )
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_calibration_errors_by_decile_and_slice_before_and_after(trained, rows, 
     assert shown[1][-2:] == [f"{value:.4f}" for value in pair]
     page = (tmp_path / "out" / "evaluation.html").read_text()
     assert "Deciles of the scores" in page
-    assert "Recalibrated (platt), judged on the half it was not fitted to" in page
+    assert "Recalibrated, judged on the half it was not fitted to" in page
 
 
 class Outline(html.parser.HTMLParser):
@@ -154,17 +154,17 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
         trained,
         data,
         "--bootstrap=0",
-        "--recalibrate=platt",
+        "--recalibrate",
         f"--recalibrated_checkpoint={recalibrated}",
     )
     assert done.returncode == 0, done.stderr
-    assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
+    assert "recalibrated, judged on the half it was not fitted to" in done.stdout
     done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--sampling_rate=0.5")
     assert "expected a checkpoint without a recalibration" in done.stderr
     again = tmp_path / "again"  # the same fit to the scores of the network replaces the first
     done = evaluate(
         trained,
-        *(data, f"--checkpoint={recalibrated}", "--bootstrap=0", "--recalibrate=platt"),
+        *(data, f"--checkpoint={recalibrated}", "--bootstrap=0", "--recalibrate"),
         f"--recalibrated_checkpoint={again}",
     )
     assert re.search(r"\ncalibration +1\.0000", done.stdout), done.stdout + done.stderr

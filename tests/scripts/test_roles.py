@@ -199,7 +199,7 @@ def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkey
     monkeypatch.chdir(tmp_path)
     train(two_splits, "--max_steps=20", *recipe, "--set_aside=0.1" if recipe else "--set_aside=0")
     words = [f"--dataset={two_splits}", "--bootstrap=0"]
-    fit = ["--recalibrate=platt", "--recalibrated_checkpoint=fitted"]
+    fit = ["--recalibrate", "--recalibrated_checkpoint=fitted"]
     forked.succeed("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit)
     for split, expected in (("test", f"{role}recalibrated on"), ("train", None)):
         done = forked.run(

@@ -7,7 +7,7 @@ import torch
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.exportable import Exportable, example_like
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
@@ -132,7 +132,7 @@ def test_every_architecture_scores_as_trained(others):
     numerical, ids, *_ = example()
     inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     assert_close(scores(exported, inputs), logits(model, inputs))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
@@ -154,13 +154,13 @@ def test_every_architecture_scores_as_trained(others):
 def test_every_pooling_scores_as_trained(others, lists):
     model = network(**others)
     for inputs in (example(lists=lists), example(1, lists=lists), empty(3, lists)):
-        exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+        exported = Exportable(model, quantize_tables(model, "fp32"))
         assert_close(scores(exported, inputs), logits(model, inputs))
 
 
 def test_probabilities_are_those_of_the_logits():
     model = network()
-    exported = exportable(model, quantize_tables(model, "fp32"), example(), probability=True)
+    exported = Exportable(model, quantize_tables(model, "fp32"), probability=True)
     expected = 1 / (1 + np.exp(-logits(model, example()).astype(np.float64)))
     np.testing.assert_allclose(scores(exported, example()), expected, rtol=1e-5)
 
@@ -168,7 +168,7 @@ def test_probabilities_are_those_of_the_logits():
 @pytest.mark.parametrize("lists", LISTS)
 def test_an_id_outside_its_table_is_unknown(lists):
     model, inputs = network(**MIXED if lists else {}), example(lists=lists)
-    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     limits = np.broadcast_to(SIZES, inputs.ids.shape) if not lists else sizes_of(inputs.lengths)
     unknown, wrong = inputs.ids.copy(), inputs.ids.copy()
     unknown.flat[::5] = 0
@@ -202,7 +202,7 @@ def write(platform, exported, inputs, directory):
 def test_written_files_score_as_the_network(tmp_path, platform, precision, lists):
     model = network(wide=True, **(MIXED if lists else {}))
     tables = quantize_tables(model, precision)
-    exported = exportable(model, tables, example(lists=lists))
+    exported = Exportable(model, tables)
     score = write(platform, exported, example(2, lists=lists), tmp_path)
     with torch.no_grad():  # the oracle: the trained network with the quantized rows
         model.embeddings.weight.copy_(tables.float())
@@ -220,7 +220,7 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
 @pytest.mark.parametrize("lists", LISTS[1:])
 def test_attended_lists_are_written(tmp_path, platform, lists):
     model = network(wide=True, **ATTENDED)
-    exported = exportable(model, quantize_tables(model, "fp32"), example(lists=lists))
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     score = write(platform, exported, example(2, lists=lists), tmp_path)
     for inputs in (example(33, 1, lists), example(1, 1, lists), example(700, 1, lists)):
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
@@ -239,7 +239,7 @@ def test_attended_lists_are_written(tmp_path, platform, lists):
 )
 def test_every_part_is_written(tmp_path, platform, others):
     model = network(**others)
-    exported = exportable(model, quantize_tables(model, "fp32"), example())
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     score = write(platform, exported, example(), tmp_path)
     for rows in (33, 1):
         numerical, ids, *_ = example(rows, seed=1)
@@ -255,7 +255,7 @@ def test_narrow_inputs_are_taken(tmp_path, platform, lists):
     narrow = inputs._replace(
         numerical=inputs.numerical.astype(np.float16), ids=inputs.ids.astype(np.int32)
     )
-    exported = exportable(model, quantize_tables(model, "fp32"), narrow)
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     score = write(platform, exported, narrow, tmp_path)
     wide = inputs._replace(numerical=narrow.numerical.astype(np.float32))
     assert_close(score(*narrow.arrays)[:, 0], logits(model, wide), 1e-4 if lists else 1e-5)

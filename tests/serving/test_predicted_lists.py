@@ -179,11 +179,11 @@ def test_rows_of_another_number_of_fields_are_named(predictor):
 
 def test_planted_lists_matter_and_useless_fields_do_not(predictor, inputs):
     found = permutation_importance(predictor, *inputs)
-    lost = {one.field: one.auc_lost.value for one in found}  # age, user, tags, history
-    assert lost[2] > 0.05
-    assert lost[3] > 0.005
-    assert abs(lost[0]) < 0.02
-    assert abs(lost[1]) < 0.02
+    lost = {one.field: one.auc_lost for one in found}
+    assert lost["tags"] > 0.05
+    assert lost["history"] > 0.005
+    assert abs(lost["age"]) < 0.02
+    assert abs(lost["user"]) < 0.02
 
 
 def test_dealt_lists_go_to_their_rows_with_their_weights(predictor, inputs, monkeypatch):

@@ -7,11 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
-from sklearn.isotonic import IsotonicRegression
 
 import dlrm
-from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.network.recalibration import (
@@ -23,7 +21,6 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
@@ -41,7 +38,7 @@ def rows(count=20_000, seed=0):
 def test_platt_is_a_logistic_regression(weighted):
     logits, labels, true = rows()
     weights = np.random.default_rng(1).integers(0, 3, len(labels)) / 2 if weighted else None
-    mapped = fit("platt", logits, labels, weights).of(logits).astype(np.float64)
+    mapped = fit(logits, labels, weights).of(logits).astype(np.float64)
     slope, level = np.polyfit(logits, mapped, 1)
     np.testing.assert_allclose(mapped, slope * logits + level, atol=1e-5)
     # The likelihood has its only maximum where both of its derivatives are zero.
@@ -51,75 +48,11 @@ def test_platt_is_a_logistic_regression(weighted):
     assert np.abs(mapped - true).max() < 0.4
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_temperature_is_the_likeliest_factor_of_the_logits(weighted):
-    logits, labels, _ = rows(2000)
-    weights = np.random.default_rng(1).integers(0, 3, 2000) / 2 if weighted else None
-    x, y = logits.astype(np.float64), labels.astype(np.float64)
-    w = np.ones(2000) if weights is None else weights
-
-    def loss(factor):
-        return w @ (np.logaddexp(0, factor * x) - y * factor * x)
-
-    best = minimize_scalar(loss, bounds=(0.01, 10), method="bounded", options={"xatol": 1e-9}).x
-    mapped = fit("temperature", logits, labels, weights).of(logits)
-    np.testing.assert_allclose(mapped, best * x, rtol=1e-5, atol=1e-6)
-
-
-def isotonic_rates(labels, weights):
-    """Computes isotonic regression by its min-max formula (Robertson et al., 1988)."""
-    count = len(labels)
-    rates = np.empty(count)
-    for row in range(count):
-        rates[row] = max(
-            min(np.average(labels[i:j], weights=weights[i:j]) for j in range(row + 1, count + 1))
-            for i in range(row + 1)
-        )
-    return rates
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_isotonic_joins_the_steps_of_an_isotonic_regression(weighted):
-    logits, labels, _ = rows(60)
-    weights = np.random.default_rng(1).integers(1, 4, 60).astype(float) if weighted else None
-    found = fit("isotonic", logits, labels, weights).to_json()
-    weight = np.ones(60) if weights is None else weights
-    order = np.argsort(logits)
-    x, y, w = logits[order].astype(float), labels[order], weight[order]
-    rates = isotonic_rates(y, w)
-    steps = [np.isclose(rates, rate) for rate in np.unique(rates.round(9))]
-    odds = [((w * y)[s].sum() + 0.5) / ((w * (1 - y))[s].sum() + 0.5) for s in steps]
-    knots = [np.average(x[s], weights=w[s]) for s in steps]
-    rises = [i for i in range(len(odds)) if odds[i] > max(odds[:i], default=0)]
-    np.testing.assert_allclose(found["knots"], np.array(knots)[rises], rtol=1e-9)
-    np.testing.assert_allclose(found["values"], np.log(odds)[rises], rtol=1e-9)
-
-
-def test_isotonic_is_near_that_of_all_rows_and_changes_no_ranking():
-    logits, labels, true = rows()
-    found = fit("isotonic", logits, labels)
-    mapped = found.of(logits)
-    oracle = IsotonicRegression(out_of_bounds="clip").fit_transform(logits, labels)
-    chances = 1 / (1 + np.exp(-mapped.astype(float)))
-    # Ours pools rows in bins first and joins the steps by lines.
-    assert np.abs(chances - oracle).mean() < 0.01
-    assert np.abs(chances - 1 / (1 + np.exp(-true))).mean() < 0.02
-    ascending = np.linspace(-20, 20, 4001, dtype=np.float32)
-    assert (np.diff(found.of(ascending)) > 0).all()
-    again = Recalibration.from_json(found.to_json())
-    np.testing.assert_array_equal(again.of(logits), mapped)
-    knots = found.to_json()
-    inside = (ascending > knots["knots"][0]) & (ascending < knots["knots"][-1])
-    expected = np.interp(ascending[inside], knots["knots"], knots["values"])
-    np.testing.assert_allclose(found.of(ascending[inside]), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", RECALIBRATIONS)
-def test_weights_are_repeated_rows(kind):
-    logits, labels, _ = rows(300)  # few enough that each repetition has its bin
+def test_weights_are_repeated_rows():
+    logits, labels, _ = rows(300)
     weights = np.random.default_rng(1).integers(0, 3, 300)
-    found = fit(kind, logits, labels, weights)
-    repeated = fit(kind, np.repeat(logits, weights), np.repeat(labels, weights))
+    found = fit(logits, labels, weights)
+    repeated = fit(np.repeat(logits, weights), np.repeat(labels, weights))
     np.testing.assert_allclose(found.of(logits), repeated.of(logits), atol=1e-5)
 
 
@@ -138,14 +71,14 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
     plain = dlrm.load(trained.checkpoint)
     before = plain.logits(lines)
     labels = np.array([line[0] == "1" for line in trained.lines])
-    for found in (fit("isotonic", before, labels), of_sampling_rate(0.1)):
+    for found in (fit(before, labels), of_sampling_rate(0.1)):
         target = tmp_path / found.kind
         write_recalibrated(find_checkpoint(trained.checkpoint), found, target)
         assert f"Scores are recalibrated ({found.kind}: " in (target / MODEL_CARD).read_text()
         assert "Recal" not in (find_checkpoint(trained.checkpoint) / MODEL_CARD).read_text()
         loaded = dlrm.load(target)
         np.testing.assert_allclose(loaded.logits(lines), found.of(before), rtol=1e-5, atol=1e-5)
-        exported = ExportableDLRM(
+        exported = Exportable(
             loaded.model, quantize_tables(loaded.model, "fp32"), recalibration=loaded.recalibration
         )
         text = text_of_lines("\n".join(lines[:50]).encode(), len(loaded.row_transform.names))
@@ -187,18 +120,15 @@ def test_a_missing_scikit_learn_is_named(monkeypatch):
 
 def test_what_cannot_be_fitted_is_named(tmp_path):
     logits, labels, _ = rows(100)
-    with pytest.raises(ValueError, match="--recalibrate isotonic: expected rows of both classes"):
-        fit("isotonic", logits, np.zeros(100))
+    with pytest.raises(ValueError, match="--recalibrate: expected rows of both classes"):
+        fit(logits, np.zeros(100))
     for wrong in (-logits, np.zeros(100), 10 * labels, -10 * labels):
-        with pytest.raises(ValueError, match="--recalibrate platt: expected scores that rise"):
-            fit("platt", wrong, labels)
-    for wrong in (-logits, np.zeros(100), 2 * labels - 1, 1 - 2 * labels):
-        with pytest.raises(ValueError, match="--recalibrate temperature: expected scores that"):
-            fit("temperature", wrong, labels)
+        with pytest.raises(ValueError, match="--recalibrate: expected scores that rise"):
+            fit(wrong, labels)
     (tmp_path / "recalibration").mkdir()
     file = tmp_path / "recalibration" / "recalibration.json"
-    file.write_text('{"kind": "platt", "knots": [1, 0], "values": [0, 1]}')
+    file.write_text('{"kind": "platt", "value": 1, "slope": 0, "center": 0}')
     with pytest.raises(ValueError, match="recalibration.json: not a recalibration"):
         load_recalibration(tmp_path)
-    with pytest.raises(ValueError, match="expected knots, values and slopes of an increasing map"):
-        Recalibration("platt", np.zeros(1), np.array([math.nan]))
+    with pytest.raises(ValueError, match="expected an increasing line"):
+        Recalibration("platt", math.nan)

@@ -58,34 +58,6 @@ def test_requests_of_any_length_are_read(reader):
     assert (read[0].ids.dtype, numbers.dtype) == (np.int64, np.float32)
 
 
-def test_a_bad_request_fails_alone(reader):
-    good, bad = ids([2, 1]), ids([0, 0], [1, 2])
-    one, error, three = reader.read([good, bad, raw("1\tb\tc")])
-    assert (one.ids.tolist(), three.ids.tolist()) == ([[2, 1]], [[2, 1]])
-    assert str(error) == "row 1, column city (table 1): expected an id from 0 to 1, got 2"
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (raw("1\tz\tc"), "row 0, column categorical 0: .* got 'z'"),
-        (raw("1\ta\tc\td"), "expected up to 3 fields, got 4"),
-        ({"input__0": np.zeros((1, 1), np.float32)}, "expected the inputs .* got input__0"),
-        ({**ids([0, 0]), **raw("1")}, "got input__0, input__1, raw__0"),
-        ({}, "got -"),
-        (ids([0]), r"expected \[1, 2\]"),
-        ({**ids([0, 0]), "input__0": np.full((1, 1), np.inf, np.float32)}, "finite number"),
-    ],
-)
-def test_what_is_wrong_is_said(reader, request_, message):
-    (error,) = reader.read([request_])
-    assert isinstance(error, ValueError)
-    (_, again) = reader.read([ids([0, 0]), request_])
-    assert str(error) == str(again)
-    with pytest.raises(ValueError, match=message):
-        raise error
-
-
 def zeros(*shape, dtype=np.uint8):
     return np.zeros(shape, dtype)
 

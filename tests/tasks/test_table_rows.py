@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from compared_checkpoints import weights_of
 from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
@@ -12,7 +13,6 @@ from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from dlrm.train.checkpoints.diff import weights_of
 from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig

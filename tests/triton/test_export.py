@@ -431,7 +431,7 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX files are limited to 2 GB; weights go in a second file."""
     from dlrm.model.config import DLRMConfig
     from dlrm.model.dlrm import DLRM
-    from dlrm.serving.network.exportable import ExportableDLRM
+    from dlrm.serving.network.exportable import Exportable
 
     if shutil.disk_usage(tmp_path).free < 8e9:
         pytest.skip("needs 8 GB of disk")
@@ -440,7 +440,7 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     rows = 2**31 // 16 + 1000
     weight = torch.zeros(rows, 4)
     weight[-1] = 7.0
-    exported = ExportableDLRM(model, weight)
+    exported = Exportable(model, weight)
     exported.sizes.fill_(rows)
     inputs = torch.ones(2, 2), torch.tensor([[rows - 1], [0]])
     PLATFORMS["--onnx"].write(exported, inputs, tmp_path)

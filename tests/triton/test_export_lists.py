@@ -113,7 +113,7 @@ def test_the_client_sends_datasets_and_logs(server, listed, tmp_path, protocol):
     logits = predictor.score_batch(test.batch(0))[0]
     for source, expected in ((listed.dataset, logits), (log, predictor.logits(rows))):
         flags = [f"--protocol={protocol}", "-u", getattr(server, protocol), "--batch-size=64"]
-        flags += ["--input", source, "--output", tmp_path / "scores.npy", "--concurrency=2"]
+        flags += ["--input", source, "--output", tmp_path / "scores.npy"]
         done = run_client(*flags)
         assert done.returncode == 0, done.stderr
         found = np.load(tmp_path / "scores.npy")

@@ -79,21 +79,6 @@ class LocalEngine:
         end_processes(self._pool)
 
 
-class InlineEngine:
-    """Runs tasks in this process, one after another, for small inputs."""
-
-    cores = 1
-    is_distributed = False
-
-    def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item; see `Engine`."""
-        for item in items:
-            try:
-                task(item)
-            except (ValueError, OSError) as error:
-                raise TaskError(str(error)) from error
-
-
 def return_memory() -> None:
     """Makes Arrow return memory, here and in processes started from now on.
 

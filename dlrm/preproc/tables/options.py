@@ -19,14 +19,12 @@ class TableOptions(PreparationOptions):
         division: division of rows into train, test and validation.
         text: format of CSV, whose entries take precedence over those of the schema.
         feature_spec_out: name of the specification to write.
-        default_names: whether features have NVIDIA's names in the specification, such as num_0.
     """
 
     schema: Schema
     division: SplitConfig = SplitConfig()
     text: TextFormat = TextFormat()
     feature_spec_out: str = layout.FEATURE_SPEC
-    default_names: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,10 +50,8 @@ class TableOptions(PreparationOptions):
     @property
     def feature_names(self) -> tuple[str, list[str], list[str]]:
         """Returns the names of the label, numerical and categorical features in a specification."""
-        numerical, categorical = self.schema.numerical_names, self.schema.categorical_names
-        if not self.default_names:
-            return self.schema.label.column, numerical, categorical
-        return layout.default_names(len(numerical), len(categorical))
+        schema = self.schema
+        return schema.label.column, schema.numerical_names, schema.categorical_names
 
     @property
     def seed(self) -> int:
@@ -67,7 +63,7 @@ class TableOptions(PreparationOptions):
         text = asdict(self.text)
         del text["chunk_rows"]
         values = text | vars(self.division)
-        values |= {name: getattr(self, name) for name in ("feature_spec_out", "default_names")}
+        values["feature_spec_out"] = self.feature_spec_out
         flags = {"--schema": self.schema.to_dict()} | {f"--{k}": v for k, v in values.items()}
         return flags | self.common_facts()
 

@@ -10,7 +10,7 @@ from dlrm.locks import in_use
 from dlrm.metrics.table import line_of
 from dlrm.model.config import ARCHITECTURE
 from dlrm.tasks.run import CONTINUES
-from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
+from dlrm.train.checkpoints.diff import statistics
 from dlrm.train.checkpoints.directory import (
     all_checkpoints,
     best_checkpoint,
@@ -83,9 +83,7 @@ def describe(
     if check_crc and saved.format == "nvidia":
         raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
     saved_flags = saved.config.get("flags", {})
-    dense = weights_of(saved, with_state=False)
-    for index in range(len(saved.tables)):
-        del dense[f"table {index}"]
+    dense = {name: tensor.float().numpy() for name, tensor in sorted(saved.dense.items())}
     first = dense.get("bottom_mlp.0.weight")
     return {
         "path": str(saved.path),
@@ -95,7 +93,7 @@ def describe(
         **progress_of(saved),
         "dlrm_version": saved.config.get("dlrm_version"),
         "architecture": {
-            "num_numerical_features": None if first is None else shape_of(first)[1],
+            "num_numerical_features": None if first is None else first.shape[1],
             **{name: saved_flags[name] for name in ARCHITECTURE if name in saved_flags},
         },
         "notes": saved.notes,
@@ -106,7 +104,7 @@ def describe(
         "attached": [folder.name for folder in saved.attached],
         "tables": [_described_table(saved, index, weights) for index in range(len(saved.tables))],
         "dense": {
-            name: {"shape": shape_of(tensor), **(asdict(statistics(tensor)) if weights else {})}
+            name: {"shape": list(tensor.shape), **(asdict(statistics(tensor)) if weights else {})}
             for name, tensor in dense.items()
         },
     }

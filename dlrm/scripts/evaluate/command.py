@@ -71,7 +71,7 @@ def run(values: Values) -> None:
     divisions = _slices(models[0], found, times)
     facts["slices"] = _judged_slices(rows, divisions, own)
     if own.recalibrate:
-        correction, after = _recalibrated(fitted, own.recalibrate)
+        correction, after = _recalibrated(fitted)
         correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
         facts["recalibration"] = _after(after, divisions, own)
     if own.importance:
@@ -111,8 +111,7 @@ def _sources(own: EvaluateConfig, dataset: str | None) -> list[str]:
 
 def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     """Returns the correction for the sampling of negatives, if requested."""
-    asked = [name for name in ("sampling_rate", "recalibrate") if getattr(own, name) is not None]
-    if len(asked) > 1:
+    if own.sampling_rate is not None and own.recalibrate:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
     if own.sampling_rate is not None and model.recalibration is not None:
         raise ValueError(
@@ -122,7 +121,7 @@ def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     if own.recalibrate:
         check_fitting()
     if own.recalibrated_checkpoint:
-        if not asked:
+        if own.sampling_rate is None and not own.recalibrate:
             raise ValueError("--recalibrated_checkpoint needs --recalibrate or --sampling_rate")
         check_replaceable(own.recalibrated_checkpoint.resolve(), replace=False)
     return None if own.sampling_rate is None else of_sampling_rate(own.sampling_rate)
@@ -152,15 +151,15 @@ def _with_columns(found: Collected, columns: Columns) -> tuple[ScoredRows, np.nd
     return rows, columns.times(found.extra, count)
 
 
-def _recalibrated(rows: ScoredRows, kind: str) -> tuple[Recalibration, ScoredRows]:
+def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
     """Fits to all rows; returns each half of them as the fit to the other half maps its scores."""
     logits, labels, weights = rows.logits[0], rows.labels, rows.weights
     even = np.arange(len(labels)) % 2 == 0
     mapped = np.empty(len(labels), np.float32)
     for part in (even, ~even):
         other = None if weights is None else weights[~part]
-        mapped[part] = fit(kind, logits[~part], labels[~part], other).of(logits[part])
-    return fit(kind, logits, labels, weights), replace(rows, logits=(mapped,))
+        mapped[part] = fit(logits[~part], labels[~part], other).of(logits[part])
+    return fit(logits, labels, weights), replace(rows, logits=(mapped,))
 
 
 def _after(
@@ -169,7 +168,6 @@ def _after(
     """Returns the report on recalibrated rows, as JSON values."""
     judgment = judge(rows, own.bootstrap, own.seed)
     return {
-        "kind": own.recalibrate,
         "judged": judgment.to_json()["models"][0],
         "reliability": reliability_of(judgment.ranked[0]),
         "slices": _judged_slices(rows, divisions, own),
@@ -189,16 +187,13 @@ def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str,
     """Returns the fields by descending importance, as JSON values; none without two classes."""
     if len(np.unique(found.kept[1])) < 2:
         return []
-    names = [name for kind in field_names(model) for name in kind]
-    measured = permutation_importance(model, *found.kept, seed)
-    measured.sort(key=lambda one: -one.auc_lost.value)
     return [
         {
-            "field": names[one.field],
-            "auc_lost": one.auc_lost._asdict(),
+            "field": one.field,
+            "auc_lost": {"value": one.auc_lost, "low": one.low, "high": one.high, "p": one.p},
             "log_loss_gained": one.log_loss_gained,
         }
-        for one in measured
+        for one in permutation_importance(model, *found.kept, seed)
     ]
 
 

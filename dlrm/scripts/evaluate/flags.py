@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.settings import setting
 
 
@@ -44,11 +43,10 @@ class EvaluateConfig:
         None,
         "Share of the negatives that training kept, in (0,1]; corrects the scores of --checkpoint",
     )
-    recalibrate: str | None = setting(
-        None,
+    recalibrate: bool = setting(
+        False,
         "Fit a recalibration to these rows, in place of that of the checkpoint, if it has one; "
         "its metrics come from fits to each half tested on the other",
-        choices=RECALIBRATIONS,
     )
     recalibrated_checkpoint: Path | None = setting(
         None,

@@ -22,7 +22,7 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     lines += ["", *aligned(*metric_table(facts))]
     after = facts.get("recalibration")
     if after:
-        lines += ["", f"recalibrated ({after['kind']}, judged on the half it was not fitted to):"]
+        lines += ["", "recalibrated, judged on the half it was not fitted to:"]
         lines += aligned(*recalibration_table(facts))
     lines += ["", *aligned(*decile_table(facts["curves"][0]["reliability"]))]
     if after:

@@ -15,11 +15,9 @@ from dlrm.scripts.evaluate.lines import (
     IN_SLICES,
     cells,
     decile_table,
-    digits_of,
     interval_text,
     metric_cells,
     number_text,
-    p_text,
     recalibration_table,
     slice_table,
     where,
@@ -62,7 +60,7 @@ def page(facts: dict[str, Any]) -> str:
     """Returns the page."""
     lead = [f"Rows: {where(facts)}", *facts["notes"]]
     if facts["against"] is not None:
-        lead.append(f"Compared with {facts['against']}. " + _verdict(facts))
+        lead.append(f"Compared with {facts['against']}; differences are this model minus that.")
     sections = [
         Section("Metrics", [note(facts["intervals"] + "."), _metrics(facts)]),
         Section("Curves", [grid(_charts(facts))]),
@@ -103,18 +101,6 @@ def _tiles(facts: dict[str, Any]) -> list[Tile]:
     return tiles
 
 
-def _verdict(facts: dict[str, Any]) -> str:
-    """Describes the difference of the models in AUC."""
-    found = facts["differences"]["auc"]
-    if found["value"] is None or found["p"] is None:
-        return "Their AUC cannot be compared."
-    direction = "higher" if found["value"] > 0 else "lower"
-    sure = "beyond chance" if found["p"] < 0.05 else "within what chance explains"
-    size = number_text(abs(found["value"]), digits_of(found))
-    p = p_text(found["p"])
-    return f"The AUC is {size} {direction}, {sure} (p {p if p[0] == '<' else f'= {p}'})."
-
-
 def _metrics(facts: dict[str, Any]) -> "Markup":
     heads = ["metric", "value", "95 % interval"]
     if facts["against"] is not None:
@@ -138,7 +124,7 @@ def _flags(facts: dict[str, Any]) -> "Markup":
 def _charts(facts: dict[str, Any]) -> list["Markup"]:
     compared = facts["against"] is not None
     curves = dict(zip(["this model", "other model"] if compared else ["model"], facts["curves"]))  # noqa: B905
-    charts = [_reliability(facts, curves)]
+    charts = [_reliability(curves)]
     gains = [
         ChartLine(name, one["gain"]["rows"], one["gain"]["clicks"])
         for name, one in curves.items()
@@ -168,7 +154,7 @@ def _charts(facts: dict[str, Any]) -> list["Markup"]:
     return charts
 
 
-def _reliability(facts: dict[str, Any], curves: dict[str, Any]) -> "Markup":
+def _reliability(curves: dict[str, Any]) -> "Markup":
     """Returns observed rates with their intervals, over a histogram of the scores."""
     lines = []
     for name, one in curves.items():
@@ -186,7 +172,7 @@ def _reliability(facts: dict[str, Any], curves: dict[str, Any]) -> "Markup":
         "predicted click rate",
         "observed click rate",
         lines,
-        _told_reliability(facts),
+        "Observed click rates of deciles of the scores beside the predicted ones.",
         limits,
     )
 
@@ -204,20 +190,12 @@ def _lift(gains: Sequence[ChartLine], of_rows: str) -> "Markup":
     return chart("Lift", of_rows, "lift", lines, told, (0, 1, 0, max(most, 1) * 1.05))
 
 
-def _told_reliability(facts: dict[str, Any]) -> str:
-    first = facts["models"][0]
-    ratio, error = first["calibration"]["value"], first["ece"]["value"]
-    if ratio is None or error is None:
-        return "There are no clicks to compare with."
-    return f"Predicted over observed clicks: {ratio:.3f}; expected calibration error {error:.4f}."
-
-
 def _deciles(facts: dict[str, Any]) -> list["Markup"]:
     """Returns the tables of deciles, and of what a recalibration changes."""
     heads, rows = decile_table(facts["curves"][0]["reliability"])
     parts = [table([("", heads)], rows, "Predicted and observed click rates")]
     if after := facts.get("recalibration"):
-        told = f"Recalibrated ({after['kind']}), judged on the half it was not fitted to"
+        told = "Recalibrated, judged on the half it was not fitted to"
         changed_heads, changed = recalibration_table(facts)
         parts.append(table([("", changed_heads)], changed, told))
         parts.append(table([("", heads)], decile_table(after["reliability"])[1], "Recalibrated"))

@@ -5,7 +5,6 @@ as id 0, unknown.
 """
 
 import copy
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +56,60 @@ class Exportable(nn.Module):
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
         self.scored = nn.ModuleList(_Score(score) for score in model.scores)
         self.num_members = len(config.kinds) or config.packed
+        means = [pooling == "mean" for pooling in config.poolings]
+        self.any_mean = any(means)
+        self.means: Tensor
+        self.register_buffer("means", torch.tensor(means, dtype=torch.long))
+        units = (
+            _Attention(field, target, model.attention.operands([field]))
+            for field, target in config.attended.items()
+        )
+        self.attention = nn.ModuleList(units)
+        self.attends = len(self.attention) > 0
+        self.eval()
+
+    def forward(
+        self,
+        numerical: Tensor,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Returns logits (or probabilities), float32 `[batch, 1]`.
+
+        The vectors of lists are added up by their bags with `index_add`, ScatterND in ONNX, which
+        ONNX Runtime computes in a fifth of the time of a float64 CumSum and in a twentieth of that
+        of ScatterElements (41,564 ids in 4,096 bags, dimension 64, one thread of a Granite Rapids).
+
+        Args:
+            numerical: `[batch, num_numerical_features]`, float32 or float16.
+            ids: `[batch, tables]`, int64 or int32; with lengths, `[total]`, row after row and table
+                by table.
+            lengths: ids of each row and table, `[batch, tables]`, int64 or int32; no length is
+                negative, and they add up to `total`. None is one id each.
+            weights: a factor for the vector of each id, `[total]` float32; None is 1 for each.
+        """
+        if lengths is None:
+            rows = self._known(ids.long(), self.sizes) + self.first_rows
+            logits = self._logits(numerical, self.tables(rows))
+            if self.has_wide:
+                logits = logits + self.wide(rows).sum(1)
+            return self._scores(logits)
+        lengths = lengths.long()
+        ends = lengths.flatten().cumsum(0)
+        # The number of bags that end before an id is the index of its bag.
+        ended = torch.zeros(ids.shape[0] + 1, dtype=torch.long, device=ids.device)
+        bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
+        tables = bags.remainder(lengths.shape[1])
+        rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
+        vectors, factors = self.tables(rows), weights
+        if self.attends:
+            factors = self._attended(vectors, bags, lengths, weights)
+        pooled = self._pooled(vectors, bags, lengths, factors)
+        logits = self._logits(numerical, pooled)
+        if self.has_wide:
+            logits = logits + self._pooled(self.wide(rows), bags, lengths, weights).sum(1)
+        return self._scores(logits)
 
     def _known(self, ids: Tensor, sizes: Tensor) -> Tensor:
         if self.hashed:
@@ -78,130 +131,6 @@ class Exportable(nn.Module):
             logits = mean_of_members(logits)
         logits = self.recalibrate(logits)
         return logits.sigmoid() if self.probability else logits
-
-
-class _Score(nn.Module):
-    """The layers after the exchange in plain operators, which share the weights of a `Score`."""
-
-    def __init__(self, trained: Score) -> None:
-        super().__init__()
-        self.interact, columns = trained.interact.exportable()
-        self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
-        self.top_mlp = nn.Sequential(*without_norms(trained.top_mlp))
-        if columns is not None and len(self.top_mlp):
-            self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
-        elif columns is not None:
-            crossed = range(trained.interact.width, trained.output.in_features)
-            self.output = _with_columns(trained.output, [*columns, *crossed])
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Returns logits, `[batch, 1]`, or those of the members of a packed ensemble."""
-        if self.adapters is not None:
-            dense, embeddings = self.adapters(dense, embeddings)
-        hidden = self.top_mlp(self.interact(dense, embeddings))
-        if self.cross is not None:
-            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
-        if self.adapters is not None:
-            return member_logits(hidden, self.output.weight, self.output.bias)
-        return self.output(hidden)
-
-
-def exportable(
-    model: DLRM,
-    tables: Tensor,
-    inputs: Inputs,
-    probability: bool = False,
-    recalibration: Recalibration | None = None,
-) -> Exportable:
-    """Returns a trained DLRM in plain operators.
-
-    Args:
-        model, tables, probability, recalibration: see `Exportable`.
-        inputs: rows like those that it will take, with one id per table or with lengths.
-    """
-    made: type[Exportable] = ExportableDLRM if inputs.lengths is None else ExportableBagDLRM
-    return made(model, tables, probability, recalibration).eval()
-
-
-def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
-    """Returns two rows with the arrays and types of `inputs`, with id 0 of each table.
-
-    With fewer rows or ids, an exporter would treat their number as a constant.
-    """
-    ids = np.zeros((2, inputs.num_tables), inputs.ids.dtype)
-    example = Inputs(np.zeros((2, inputs.numerical.shape[1]), inputs.numerical.dtype), ids)
-    if inputs.lengths is not None:
-        lengths = np.ones(ids.shape, inputs.lengths.dtype)
-        weights = None if inputs.weights is None else np.ones(ids.size, inputs.weights.dtype)
-        example = Inputs(example.numerical, ids.ravel(), lengths, weights)
-    return tuple(map(torch.from_numpy, example.arrays))
-
-
-class ExportableDLRM(Exportable):
-    """A trained DLRM in plain operators, for samples of one id per table; see `exportable`."""
-
-    def forward(self, numerical: Tensor, ids: Tensor) -> Tensor:
-        """Returns logits (or probabilities), float32 `[batch, 1]`.
-
-        Args:
-            numerical: `[batch, num_numerical_features]`, float32 or float16.
-            ids: `[batch, tables]`, int64 or int32.
-        """
-        rows = self._known(ids.long(), self.sizes) + self.first_rows
-        logits = self._logits(numerical, self.tables(rows))
-        if self.has_wide:
-            logits = logits + self.wide(rows).sum(1)
-        return self._scores(logits)
-
-
-class ExportableBagDLRM(Exportable):
-    """A trained DLRM in plain operators, for samples of any number of ids per table.
-
-    The vectors of the ids are added up by their bags with `index_add`, ScatterND in ONNX, which
-    ONNX Runtime computes in a fifth of the time of a float64 CumSum and in a twentieth of that of
-    ScatterElements (41,564 ids in 4,096 bags, dimension 64, one thread of a Granite Rapids).
-    """
-
-    def __init__(self, model: DLRM, *options: Any) -> None:
-        super().__init__(model, *options)
-        self.means: Tensor
-        means = [pooling == "mean" for pooling in model.config.poolings]
-        self.any_mean = any(means)
-        units = (
-            _Attention(field, target, model.attention.operands([field]))
-            for field, target in model.config.attended.items()
-        )
-        self.attention = nn.ModuleList(units)
-        self.attends = len(self.attention) > 0
-        self.register_buffer("means", torch.tensor(means, dtype=torch.long))
-
-    def forward(
-        self, numerical: Tensor, ids: Tensor, lengths: Tensor, weights: Tensor | None = None
-    ) -> Tensor:
-        """Returns logits (or probabilities), float32 `[batch, 1]`.
-
-        Args:
-            numerical: `[batch, num_numerical_features]`, float32 or float16.
-            ids: `[total]`, int64 or int32, row after row and table by table.
-            lengths: ids of each row and table, `[batch, tables]`, int64 or int32; no length is
-                negative, and they add up to `total`.
-            weights: a factor for the vector of each id, `[total]` float32; None is 1 for each.
-        """
-        lengths = lengths.long()
-        ends = lengths.flatten().cumsum(0)
-        # The number of bags that end before an id is the index of its bag.
-        ended = torch.zeros(ids.shape[0] + 1, dtype=torch.long, device=ids.device)
-        bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
-        tables = bags.remainder(lengths.shape[1])
-        rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
-        vectors, factors = self.tables(rows), weights
-        if self.attends:
-            factors = self._attended(vectors, bags, lengths, weights)
-        pooled = self._pooled(vectors, bags, lengths, factors)
-        logits = self._logits(numerical, pooled)
-        if self.has_wide:
-            logits = logits + self._pooled(self.wide(rows), bags, lengths, weights).sum(1)
-        return self._scores(logits)
 
     def _attended(
         self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
@@ -230,6 +159,46 @@ class ExportableBagDLRM(Exportable):
             counts = (lengths * self.means).clamp(min=1)  # 1 for tables that are summed
             pooled = pooled / counts.unsqueeze(2)
         return pooled
+
+
+class _Score(nn.Module):
+    """The layers after the exchange in plain operators, which share the weights of a `Score`."""
+
+    def __init__(self, trained: Score) -> None:
+        super().__init__()
+        self.interact, columns = trained.interact.exportable()
+        self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
+        self.top_mlp = nn.Sequential(*without_norms(trained.top_mlp))
+        if columns is not None and len(self.top_mlp):
+            self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
+        elif columns is not None:
+            crossed = range(trained.interact.width, trained.output.in_features)
+            self.output = _with_columns(trained.output, [*columns, *crossed])
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """Returns logits, `[batch, 1]`, or those of the members of a packed ensemble."""
+        if self.adapters is not None:
+            dense, embeddings = self.adapters(dense, embeddings)
+        hidden = self.top_mlp(self.interact(dense, embeddings))
+        if self.cross is not None:
+            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
+        if self.adapters is not None:
+            return member_logits(hidden, self.output.weight, self.output.bias)
+        return self.output(hidden)
+
+
+def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Returns two rows with the arrays and types of `inputs`, with id 0 of each table.
+
+    With fewer rows or ids, an exporter would treat their number as a constant.
+    """
+    ids = np.zeros((2, inputs.num_tables), inputs.ids.dtype)
+    example = Inputs(np.zeros((2, inputs.numerical.shape[1]), inputs.numerical.dtype), ids)
+    if inputs.lengths is not None:
+        lengths = np.ones(ids.shape, inputs.lengths.dtype)
+        weights = None if inputs.weights is None else np.ones(ids.size, inputs.weights.dtype)
+        example = Inputs(example.numerical, ids.ravel(), lengths, weights)
+    return tuple(map(torch.from_numpy, example.arrays))
 
 
 class _Attention(nn.Module):

@@ -34,8 +34,8 @@ class Platform(ABC):
         help: description.
         file: file or directory that it writes.
         triton: field of `config.pbtxt` that chooses the runtime, and its value.
-        script: file in `dlrm/deployment` that Triton's Python backend runs, on the CPU, and that
-            takes raw rows as well; None if Triton has a runtime of its own, which takes ids only.
+        takes_raw: whether Triton's Python backend runs it by `dlrm/deployment/model.py`, on the
+            CPU, which takes raw rows as well; runtimes of Triton take ids only.
         runtime: name in `--inference_benchmark_runtimes`; None if it is not measured.
         packages: packages of the extra `serve` that it needs.
     """
@@ -44,7 +44,7 @@ class Platform(ABC):
     help: str
     file: str
     triton: tuple[str, str]
-    script: str | None = None
+    takes_raw: bool = False
     runtime: str | None = None
     packages: tuple[str, ...] = ()
 
@@ -106,7 +106,7 @@ class Onnx(Platform):
 class PythonBackend(Onnx):
     """ONNX, scored by our script in Triton's Python backend."""
 
-    name, triton, script, runtime = "python", ("backend", "python"), "scoring_model.py", None
+    name, triton, takes_raw, runtime = "python", ("backend", "python"), True, None
 
 
 class TorchScript(Platform):

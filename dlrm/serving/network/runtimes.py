@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.exportable import Exportable, example_like
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
@@ -43,7 +43,7 @@ def open_runtimes(
 
 def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[..., object]:
     inputs = Inputs(*(tensor.numpy() for tensor in _tensors(batch)))
-    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    exported = Exportable(model, quantize_tables(model, "fp32"))
     if name == "eager":
         return exported
     platform, folder = _EXPORTED[name], directory / name

@@ -12,7 +12,6 @@ from dlrm.settings import same_setting, setting
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
 SPLITS = ("test", "validation", "train")
-RECALIBRATIONS = ("platt", "temperature", "isotonic")
 DATASET_TYPES = ("split", "binary")
 
 

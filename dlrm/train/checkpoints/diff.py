@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlrm.train.checkpoints.saved_model import SavedModel, SavedRows
+from dlrm.train.checkpoints.saved_model import SavedRows
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,6 @@ def statistics(weights: SavedRows | np.ndarray) -> RowStatistics:
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
         total, rows = total + float(norms.sum()), rows + len(norms)
     return RowStatistics(low if rows else 0.0, total / max(rows, 1), high, largest, nan, inf)
-
-
-def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, SavedRows | np.ndarray]:
-    """Returns all tensors of a checkpoint, by name.
-
-    Args:
-        with_state: include the state of its optimizers.
-    """
-    found: dict[str, SavedRows | np.ndarray] = {
-        name: tensor.float().numpy() for name, tensor in sorted(saved.dense.items())
-    }
-    for index, table in enumerate(saved.tables):
-        found[f"table {index}"] = table
-        state = saved.table_state[index] if with_state and saved.table_state else {}
-        found |= {f"table {index}, {name}": rows for name, rows in state.items()}
-    if with_state:
-        for name, tensor in sorted(saved.optimizer.items()):
-            found[f"optimizer {name}"] = tensor.float().numpy()
-    return found
-
-
-def shape_of(weights: SavedRows | np.ndarray) -> list[int]:
-    """Returns the shape of a table or a tensor."""
-    return [weights.rows, weights.dim] if isinstance(weights, SavedRows) else list(weights.shape)
 
 
 def _blocks(weights: SavedRows | np.ndarray) -> Iterator[np.ndarray]:
