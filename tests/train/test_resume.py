@@ -28,7 +28,7 @@ SIZES, BATCH = (40, 7, 400), 8
 
 
 class Parts(NamedTuple):
-    """What a run trains, how, and on which batches."""
+    """Holds the task of a run, its optimizers, its batches and its settings."""
 
     task: Any
     optimizers: list
