@@ -39,7 +39,7 @@ settings.load_profile("same")
 LONGEST = (
     *("ops/test_row_update.py", "scripts/test_dist_main.py", "triton/test_export.py"),
     *("scripts/systems/test_systems.py", "scripts/test_main.py", "preproc/test_scripts.py"),
-    *("tasks/test_divided_tables.py", "tasks/test_hybrid_parallel.py", "preproc/test_inputs.py"),
+    *("tasks/test_parallel.py", "preproc/test_inputs.py"),
     *("kills/test_checkpoint_kills.py", "ops/test_cuda.py", "tasks/test_fake_device.py"),
     *("test_real_input.py", "preproc/test_spark_query.py", "preproc/logs/test_pipeline.py"),
     *("preproc/test_resume.py", "preproc/tables/test_table_oracle.py", "ops/test_library.py"),

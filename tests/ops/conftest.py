@@ -12,21 +12,6 @@ from dlrm.ops.library import why_not_cuda_kernels
 INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 
-EMULATED = pytest.param("emulated cuda", marks=pytest.mark.emulated)
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), EMULATED])
-def device(request):
-    """Returns the device of the op; the tensors of an emulated GPU are on the CPU."""
-    if request.param == "emulated cuda":
-        with request.getfixturevalue("emulator").in_place_of_cpu():
-            yield "cpu"
-    elif request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    else:
-        yield request.param
-
-
 @pytest.fixture(scope="session")
 def emulator():
     """Returns the CUDA kernels on the CPU; see emulated_cuda.py."""

@@ -5,8 +5,12 @@ may choose.
 """
 
 import pytest
+import test_dot_interaction as interactions
+import test_joint_embedding as look_ups
+import test_joint_embedding_bag as bags
+import test_row_update as updates
 import torch
-from test_dot_interaction import assert_as_exact_as_reference
+from op_cases import CASES, UPDATES, check
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
@@ -122,24 +126,70 @@ def interaction_inputs(shape, dtype):
     return random.normal(batch, dim).to(dtype), random.normal(batch, tables, dim).to(dtype)
 
 
-def compare_interaction(shape, dtype):
-    assert_as_exact_as_reference([x.requires_grad_() for x in interaction_inputs(shape, dtype)])
+WITH_KERNELS = [case for case in CASES if case.name.startswith(("dot", "joint", "row"))]
 
 
 @pytest.mark.first_half
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", INTERACTIONS)
-def test_interaction_is_as_exact_as_the_reference(shape, dtype, gpu):
-    compare_interaction(shape, dtype)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", WITH_KERNELS, ids=lambda case: case.name)
+def test_operators_give_outputs_and_gradients_of_their_references(case, dtype, gpu):
+    for shape in case.shapes[:-1]:
+        check(case, shape, dtype, gpu.device)
+
+
+PROPERTIES = [  # of operators on any device
+    interactions.test_known_answer,
+    *(interactions.test_mismatched_sizes_are_named, interactions.test_other_dtypes_are_named),
+    *(look_ups.test_known_answer, look_ups.test_tables_may_have_the_same_rows),
+    *(look_ups.test_transposed_ids_are_read_by_their_strides,),
+    *(look_ups.test_wrong_shapes_and_dtypes_are_named,),
+    *(bags.test_known_answer, bags.test_tables_may_have_the_same_rows),
+    *(bags.test_bags_of_one_are_the_look_up, bags.test_wrong_shapes_and_dtypes_are_named),
+    *(updates.test_known_answer, updates.test_small_steps_are_not_lost_in_a_split_weight),
+    updates.test_repeated_rows_are_summed_before_they_are_squared,
+    updates.test_rows_of_small_tables_that_do_not_occur_are_left_alone,
+]
+
+
+@pytest.mark.parametrize("test", PROPERTIES, ids=lambda test: f"{test.__module__}-{test.__name__}")
+def test_an_emulated_gpu_has_the_properties_of_others(test, emulator):
+    with emulator.in_place_of_cpu():
+        test("cpu")
+
+
+@pytest.mark.parametrize("id_dtype", look_ups.ID_DTYPES, ids=str)
+def test_an_emulated_gpu_takes_ids_of_any_integer_dtype(id_dtype, emulator):
+    with emulator.in_place_of_cpu():
+        look_ups.test_ids_may_be_of_any_integer_dtype(id_dtype, "cpu")
+        bags.test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, torch.int16)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
+def test_an_emulated_gpu_updates_rows_of_tables(update, emulator):
+    with emulator.in_place_of_cpu():
+        for tables in updates.TABLES:
+            updates.test_tables_of_any_size_match_reference(update, tables, torch.float32, "cpu")
+            updates.test_tables_of_a_split_weight_match_reference(update, tables, "cpu")
+        for dtype in DTYPES:
+            tables = updates.TABLES[0]
+            updates.test_tables_of_any_size_match_reference(update, tables, dtype, "cpu")
+            updates.test_grad_scale_divides_the_gradient(update, dtype, "cpu")
+        updates.test_a_split_weight_matches_reference(update, updates.SHAPES[0], "cpu")
+        for sizes in (None, [3, 9, 200]):
+            updates.test_found_inf_changes_nothing(update, sizes, "cpu")
+        updates.test_found_inf_changes_nothing_of_a_split_weight(update, "cpu")
+        updates.test_table_sizes_that_do_not_fit_are_named(update, "cpu", None)
+        updates.test_a_weight_and_low_that_do_not_fit_are_named(update, "cpu", None)
+        updates.test_wrong_shapes_and_dtypes_are_named(update, "cpu", None)
 
 
 @pytest.mark.first_half
 @pytest.mark.parametrize("shared", [9000, 64 * 1024])  # tiles of large samples take 8448
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", INTERACTIONS)
+@pytest.mark.parametrize("shape", INTERACTIONS[1:5] + INTERACTIONS[6:])
 def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu):
     gpu.kind(shared=shared)
-    compare_interaction(shape, dtype)
+    check(CASES[0], shape, dtype, gpu.device)
 
 
 @pytest.mark.first_half
@@ -147,7 +197,7 @@ def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu
 @pytest.mark.parametrize("shape", INTERACTIONS)
 def test_interaction_of_a_gpu_without_these_tensor_cores(shape, dtype, gpu):
     gpu.kind(capability=60)
-    compare_interaction(shape, dtype)
+    check(CASES[0], shape, dtype, gpu.device)
 
 
 @pytest.mark.parametrize("shape", INTERACTIONS)
@@ -214,32 +264,6 @@ def test_look_ups_are_cast_as_torch_does(dim, weight_dtype, output_dtype, gpu):
         atol=0,
         equal_nan=True,
     )
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bags_in_half_precision(dtype, weighted, gpu):
-    lengths = torch.randint(7, (30, 3))
-    ids = torch.randint(9, (int(lengths.sum()),))
-    offsets = torch.tensor([0, 9, 20, 40])
-    weight = torch.randn(40, 24).to(dtype)
-    factors = torch.rand(len(ids)) if weighted else None
-
-    def run(function, weight):
-        leaves = [weight.detach().requires_grad_()]
-        if factors is not None:
-            leaves.append(factors.clone().requires_grad_())
-        more = {"sample_weights": leaves[1]} if weighted else {}
-        output = function(leaves[0], ids, lengths, offsets, pooling="mean", **more)
-        grads = torch.autograd.grad(output.square().sum(), leaves)
-        return [output, *(grad.to_dense() for grad in grads)]
-
-    exact = run(ops.joint_embedding_bag_reference, weight.double())
-    for actual, truth in zip(run(ops.joint_embedding_bag, weight), exact, strict=True):
-        scale = float(truth.detach().abs().max())
-        torch.testing.assert_close(
-            actual.double(), truth.double(), atol=8 * torch.finfo(dtype).eps * scale, rtol=0
-        )
 
 
 def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.float32, **more):
@@ -321,7 +345,7 @@ def test_small_tables_repeat_their_bits_in_any_order_of_threads(dim, function, g
         assert all(map(torch.equal, result, results[0]))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_tables_drawn_at_random_match_the_reference(seed, gpu):
     random = Random(seed)
     sizes = [1 + int(random.uniform() ** 3 * 90) for _ in range(int(random.integers(12)) + 1)]

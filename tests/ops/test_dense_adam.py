@@ -61,15 +61,6 @@ def test_a_scaled_and_a_skipped_step(native):
         assert torch.equal(one, other)
 
 
-def test_threads_do_not_change_a_bit(threads, native):
-    found = []
-    for count in (1, 2):
-        threads(count)
-        weights = [torch.nn.Parameter(weight) for weight in weights_and_gradients()[0]]
-        found.append(trained(Adam(weights, lr=torch.tensor(0.05), fused=True), weights))
-    assert all(map(torch.equal, *found))
-
-
 def test_weights_without_a_gradient_keep_their_values(native):
     first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     optimizer = Adam([first, second], lr=torch.tensor(0.1), fused=True)
@@ -94,3 +85,12 @@ def test_what_does_not_fit_is_named_and_changes_nothing(native):
         ops.dense_adam_([weight], [], *states, lr)
     assert weight.tolist() == [1.0] * 3
     assert states[2][0] == 0
+
+
+def test_threads_do_not_change_a_bit(threads, native):
+    found = []
+    for count in (1, 2):
+        threads(count)
+        weights = [torch.nn.Parameter(weight) for weight in weights_and_gradients()[0]]
+        found.append(trained(Adam(weights, lr=torch.tensor(0.05), fused=True), weights))
+    assert all(map(torch.equal, *found))

@@ -3,32 +3,16 @@ import re
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from ops_testing import assert_as_close_as_reference
+from op_cases import BAG_SHAPES, bag_inputs, bags, results
 
 from dlrm import ops
 
-SHAPES = [  # batch, table sizes, most ids of a bag, dim
-    (1, [1], 1, 1),
-    (37, [10, 3, 100, 7], 5, 128),
-    (5, [4, 9], 3, 19),  # nothing divides anything
-    (3, [2, 6, 5], 40, 16),  # long bags
-    (4, [2, 6], 4, 300),
-    (0, [4, 9], 3, 8),
-    (6, [], 3, 8),
-    (6, [5, 0, 2], 0, 8),  # all bags empty, and a table without rows
-]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ID_DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64]
 
 
-def make_inputs(batch, table_sizes, most, dim, device="cpu", dtype=torch.float32, ids=torch.int64):
-    generator = torch.Generator().manual_seed(batch + dim)
-    weight = torch.randn(sum(table_sizes), dim, generator=generator)
-    lengths = torch.randint(most + 1, (batch, len(table_sizes)), generator=generator)
-    sizes = torch.tensor(table_sizes).repeat(batch).repeat_interleave(lengths.flatten())
-    drawn = (torch.rand(len(sizes), generator=generator) * sizes).to(ids)
-    offsets = torch.tensor([0, *table_sizes]).cumsum(0)
-    return [x.to(device) for x in (weight.to(dtype), drawn, lengths, offsets)]
+def make_inputs(*shape, device="cpu", ids=torch.int64):
+    made = bag_inputs(shape, torch.float32, weighted=False, id_dtype=ids)
+    return [one.detach().to(device) for one in made]
 
 
 def make_sample_weights(args):
@@ -51,31 +35,9 @@ def pooled_one_by_one(weight, ids, lengths, offsets, sample_weights=None, mean=F
     return torch.stack(output).view(shape) if output else torch.zeros(shape).double()
 
 
-def values_and_gradients(function, args, sample_weights=None, **more):
-    weight = args[0].detach().requires_grad_()
-    leaves = [weight]
-    if sample_weights is not None:
-        leaves.append(sample_weights.detach().requires_grad_())
-        more["sample_weights"] = leaves[1]
-    output = function(weight, *args[1:], **more)
-    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-    output.backward(grad)
-    return [output.detach()] + [leaf.grad.to_dense() for leaf in leaves]
-
-
-def assert_match_reference(args, pooling, weighted):
-    sample_weights = make_sample_weights(args) if weighted else None
-    found, expected = (
-        values_and_gradients(function, args, sample_weights, pooling=pooling)
-        for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference)
-    )
-    # 300 products of about 1, in two orders.
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", BAG_SHAPES[:-1])
 def test_both_give_what_the_definition_says(shape, pooling, weighted):
     args = make_inputs(*shape)
     sample_weights = make_sample_weights(args) if weighted else None
@@ -83,49 +45,6 @@ def test_both_give_what_the_definition_says(shape, pooling, weighted):
     for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference):
         actual = function(*args, sample_weights=sample_weights, pooling=pooling)
         torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_match_reference(shape, pooling, weighted, device):
-    args = make_inputs(*shape, device, ids=torch.int32)
-    assert_match_reference(args, pooling, weighted)
-
-
-@pytest.mark.parametrize("output_dtype", DTYPES)
-@pytest.mark.parametrize("weight_dtype", DTYPES)
-def test_every_instruction_set_is_as_exact_as_the_reference(
-    weight_dtype, output_dtype, instruction_set
-):
-    for shape in SHAPES:
-        args = make_inputs(*shape, dtype=weight_dtype)
-        sample_weights = make_sample_weights(args)
-        for pooling in ("sum", "mean"):
-            more = {"sample_weights": sample_weights, "pooling": pooling, "dtype": output_dtype}
-            exact = pooled_one_by_one(*args, sample_weights, pooling == "mean")
-            actual = values_and_gradients(ops.joint_embedding_bag, args, **more)
-            reference = values_and_gradients(ops.joint_embedding_bag_reference, args, **more)
-            if output_dtype == torch.float32:
-                torch.testing.assert_close(actual[0], exact.float(), atol=1e-4, rtol=1e-5)
-            else:
-                assert_as_close_as_reference(actual[0], reference[0], exact)
-            # Gradients of repeated rows are rounded one by one and summed in their dtype.
-            rounding = 8 * max(torch.finfo(t).eps for t in (weight_dtype, output_dtype))
-            for one, other in zip(actual[1:], reference[1:], strict=True):
-                scale = float(other.abs().max()) if other.numel() else 0.0
-                torch.testing.assert_close(one, other, atol=rounding * scale + 1e-6, rtol=0)
-
-
-def test_large_gradients_that_bypass_the_caches_match_reference(instruction_set):
-    args = make_inputs(6000, [50, 3000, 7], 7, 128)
-    for pooling in ("sum", "mean"):
-        torch.testing.assert_close(
-            values_and_gradients(ops.joint_embedding_bag, args, pooling=pooling),
-            values_and_gradients(ops.joint_embedding_bag_reference, args, pooling=pooling),
-            atol=2e-3,  # a row of the small table sums thousands
-            rtol=1e-4,
-        )
 
 
 def test_known_answer(device):
@@ -176,49 +95,23 @@ def test_bags_of_one_are_the_look_up(device):
         assert torch.equal(actual, expected)
 
 
-def test_strided_inputs_are_read_by_their_strides(device):
-    weight, ids, lengths, offsets = make_inputs(37, [10, 3, 100], 4, 8, device)
-    wide = torch.stack([ids, ids + 1], dim=1)
-    factors = make_sample_weights((weight, ids))
-    assert torch.equal(
-        ops.joint_embedding_bag(
-            weight.T.contiguous().T,
-            wide[:, 0],
-            lengths.T.contiguous().T,
-            offsets,
-            sample_weights=torch.stack([factors, factors], dim=1)[:, 0],
-        ),
-        ops.joint_embedding_bag(weight, ids, lengths, offsets, sample_weights=factors),
-    )
-
-
 @pytest.mark.parametrize("id_dtype", ID_DTYPES)
 @pytest.mark.parametrize("length_dtype", ID_DTYPES)
 def test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, length_dtype):
     weight, ids, lengths, offsets = make_inputs(9, [10, 3, 100], 4, 8, ids=id_dtype)
-    torch.testing.assert_close(
-        values_and_gradients(
-            ops.joint_embedding_bag, (weight, ids, lengths.to(length_dtype), offsets)
-        ),
-        values_and_gradients(ops.joint_embedding_bag, (weight, ids.long(), lengths, offsets)),
-        rtol=0,
-        atol=0,
-    )
+    weight.requires_grad_()
+    found = results(ops.joint_embedding_bag, (weight, ids, lengths.to(length_dtype), offsets))
+    expected = results(ops.joint_embedding_bag, (weight, ids.long(), lengths, offsets))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@settings(max_examples=40)
-@given(
-    batch=st.integers(0, 40),
-    table_sizes=st.lists(st.integers(1, 120), max_size=6),
-    most=st.integers(0, 9),
-    dim=st.integers(1, 150),
-    id_dtype=st.sampled_from(ID_DTYPES),
-    weighted=st.booleans(),
-    pooling=st.sampled_from(["sum", "mean"]),
-)
-def test_any_shape_matches_reference(batch, table_sizes, most, dim, id_dtype, weighted, pooling):
-    args = make_inputs(batch, table_sizes, most, dim, ids=id_dtype)
-    assert_match_reference(args, pooling, weighted)
+def test_large_gradients_that_bypass_the_caches_match_reference(instruction_set):
+    args = bag_inputs((6000, [50, 3000, 7], 7, 128), torch.float32, weighted=False)
+    for pooling in ("sum", "mean"):
+        functions = ops.joint_embedding_bag, ops.joint_embedding_bag_reference
+        found, expected = (results(bags(function, pooling), args) for function in functions)
+        # A row of the small table sums thousands.
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-4)
 
 
 @settings(max_examples=100)
@@ -247,24 +140,9 @@ def test_any_values_are_taken_or_refused_alike(data, length_dtype, id_dtype):
         )
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_do_not_change_a_bit(dtype, weighted, threads):
-    args = make_inputs(40_001, [100, 7, 1000, 3], 3, 17)
-    sample_weights = make_sample_weights(args) if weighted else None
-    results = []
-    for count in (1, 2):
-        threads(count)
-        results.append(
-            values_and_gradients(ops.joint_embedding_bag, args, sample_weights, dtype=dtype)
-        )
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_is_rows_and_scaled_values_that_row_optimizers_take(dtype, device, native):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 16, device, ids=torch.int8)
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 16, device=device, ids=torch.int8)
     parameter = weight.clone().requires_grad_()
     parameter.grad_dtype = None
     output = ops.joint_embedding_bag(parameter, ids, lengths, offsets, pooling="mean", dtype=dtype)
@@ -282,19 +160,8 @@ def test_gradient_is_rows_and_scaled_values_that_row_optimizers_take(dtype, devi
     torch.testing.assert_close(parameter.detach(), expected)
 
 
-def test_gradient_of_sample_weights_alone(device):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 19, device)
-    factors = make_sample_weights((weight, ids))
-    gradients = []
-    for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference):
-        own = factors.clone().requires_grad_()
-        function(weight, ids, lengths, offsets, sample_weights=own).square().sum().backward()
-        gradients.append(own.grad)
-    torch.testing.assert_close(*gradients)
-
-
 def test_the_weight_may_change_before_a_backward_pass_that_does_not_read_it(device):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 19, device)
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 19, device=device)
     factors = make_sample_weights((weight, ids))
     weight.requires_grad_()
     pooled = ops.joint_embedding_bag(weight, ids, lengths, offsets, sample_weights=factors)
@@ -372,7 +239,7 @@ def test_offsets_beyond_the_weight_are_refused(native):
 
 
 def test_wrong_shapes_and_dtypes_are_named(device):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device=device)
     total = len(ids)
 
     def refused(message, *args, **more):
@@ -392,12 +259,6 @@ def test_wrong_shapes_and_dtypes_are_named(device):
         refused(message, weight, ids, lengths, offsets, sample_weights=bad)
 
 
-def test_another_pooling_is_refused(device):
-    args = make_inputs(5, [4, 9], 3, 8, device)
-    with pytest.raises(ValueError, match="joint_embedding_bag: expected pooling .*'max'"):
-        ops.joint_embedding_bag(*args, pooling="max")
-
-
 def test_gradients_of_other_shapes_are_named(native):
     weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8)
     backward = torch.ops.dlrm.joint_embedding_bag_backward
@@ -414,36 +275,14 @@ def test_gradients_of_other_shapes_are_named(native):
         backward(grad, weight, rows, lengths, False)
 
 
-@pytest.mark.unwatched
-@pytest.mark.parametrize("weighted", [False, True])
-def test_opcheck(weighted, device, native):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
-    factors = make_sample_weights((weight, ids)) if weighted else None
-    op = torch.ops.dlrm.joint_embedding_bag
-    torch.library.opcheck(op, (weight, ids, lengths, offsets, factors, True, torch.bfloat16))
-    leaves = (weight.clone().requires_grad_(), ids, lengths, offsets)
-    torch.library.opcheck(op, (*leaves, factors, False, None))
-    if weighted:
-        own = factors.clone().requires_grad_()
-        torch.library.opcheck(op, (*leaves, own, True, None))
-    grad = torch.randn(5, 2, 8, device=device)
-    backward = torch.ops.dlrm.joint_embedding_bag_backward
-    torch.library.opcheck(backward, (grad, ids, lengths, offsets, factors, True))
-    backward = torch.ops.dlrm.joint_embedding_bag_sample_weights_backward
-    torch.library.opcheck(backward, (grad, weight, ids, lengths, True))
-
-
-@pytest.mark.unwatched
-def test_compiles_as_one_graph(device):
-    args = make_inputs(5, [4, 9], 3, 8, device)
-    compiled = torch.compile(ops.joint_embedding_bag, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        compiled(*args, pooling="mean"), ops.joint_embedding_bag_reference(*args, pooling="mean")
-    )
-
-
 def test_a_wrong_shape_is_refused_under_compile(device):
-    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device=device)
     compiled = torch.compile(ops.joint_embedding_bag, fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match="joint_embedding_bag: expected table_offsets"):
         compiled(weight, ids, lengths, offsets[:-1])
+
+
+def test_another_pooling_is_refused(device):
+    args = make_inputs(5, [4, 9], 3, 8, device=device)
+    with pytest.raises(ValueError, match="joint_embedding_bag: expected pooling .*'max'"):
+        ops.joint_embedding_bag(*args, pooling="max")

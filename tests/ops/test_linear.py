@@ -1,59 +1,23 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from op_cases import linear_inputs
 
 from dlrm import ops
 
-SHAPES = [  # leading sizes, inputs, outputs
-    ((1,), 1, 1),
-    ((8, 128), 96, 200),
-    ((3, 5, 2), 7, 19),  # nothing divides anything
-    ((300,), 64, 3),
-    ((0, 4), 6, 5),
-    ((3,), 0, 5),  # no inputs: the bias alone
-]
+
+def leaves(shape):
+    return linear_inputs(shape, torch.float32)
 
 
-def leaves(shape, bias=True, dtype=torch.float32, device="cpu"):
-    rows, inputs, outputs = shape
-    random = torch.Generator().manual_seed(0)
-    sizes = [(*rows, inputs), (outputs, inputs), *([(outputs,)] if bias else [])]
-    made = [torch.randn(size, generator=random).to(device, dtype) for size in sizes]
-    return [tensor.requires_grad_() for tensor in made]
-
-
-def output_and_gradients(function, tensors):
-    output = function(*tensors)
-    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output, *torch.autograd.grad(output, tensors, grad)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_and_gradients_are_torchs(shape, bias, dtype, device):
-    tensors = leaves(shape, bias, dtype, device)
-    sums = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}  # two orders of adding
-    actual = output_and_gradients(ops.linear, tensors)
-    torch.testing.assert_close(actual, output_and_gradients(F.linear, tensors), **sums)
-    assert all(tensor.is_contiguous() for tensor in actual)
+def test_a_bias_may_be_missing():
+    inputs, weight, _ = leaves(((4, 3), 5, 6))
+    torch.testing.assert_close(ops.linear(inputs, weight), F.linear(inputs, weight))
 
 
 def test_known_answer():
     weight, bias = torch.tensor([[1.0, 2.0], [0.0, -1.0]]), torch.tensor([10.0, 20.0])
     assert ops.linear(torch.tensor([[3.0, 4.0]]), weight, bias).tolist() == [[21.0, 16.0]]
-
-
-def test_strided_inputs_and_gradients():
-    inputs, weight, bias = leaves(((6, 5), 8, 8))
-    turned = [inputs.transpose(0, 1), weight.T, torch.stack([bias, bias], 1)[:, 0]]
-
-    def through(function):
-        output = function(*turned).transpose(0, 2)
-        grads = torch.autograd.grad(output.square().sum(), (inputs, weight, bias))
-        return [output, *grads]
-
-    torch.testing.assert_close(through(ops.linear), through(F.linear), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])

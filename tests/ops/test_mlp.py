@@ -2,7 +2,6 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
@@ -80,23 +79,6 @@ def test_known_answer(device, products):
     assert biases[0].grad.tolist() == [1.0, 1.0]
 
 
-@settings(max_examples=30)
-@given(
-    batch=st.integers(0, 600),
-    sizes=st.lists(st.integers(1, 70), min_size=2, max_size=4),
-    dtype=st.sampled_from(DTYPES),
-)
-def test_outputs_of_any_shape_are_exact_but_for_roundings(batch, sizes, dtype):
-    inputs, weights, biases = network((batch, sizes[0], sizes[1:]))
-    actual = in_dtype(dtype)(inputs, weights, biases)
-    rounded = [[t.to(dtype).double() for t in some] for some in ([inputs], weights, biases)]
-    exact = ops.mlp_reference(*rounded[0], *rounded[1:])
-    # Each layer rounds its output once and propagates earlier error.
-    scale = max(1.0, float(exact.detach().abs().max())) if exact.numel() else 1.0
-    roundings = 4 * len(sizes) * torch.finfo(dtype).eps * scale
-    torch.testing.assert_close(actual, exact.to(dtype), atol=roundings, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients_are_as_exact_as_the_reference(dtype, products):
     """Uses positive values, so no ReLU is active for one and inactive for the other."""
@@ -116,48 +98,6 @@ def test_half_precision_gradients_are_as_exact_as_the_reference(dtype, products)
     for one, other, exact in zip(actual, half, run(ops.mlp_reference, torch.float64), strict=True):
         assert_as_close_as_reference(one, other, exact)
     assert {grad.dtype for grad in actual[1:]} == {torch.float32}
-
-
-# Batches around whole tiles and runs, and more rows than one sum of a weight's gradient has.
-@pytest.mark.parametrize("batch", [2, 6, 23, 25, 97, 1025])
-@pytest.mark.parametrize("sizes", [(13, 128, 64, 16), (65, 1, 63), (16, 33, 17, 80)])
-def test_every_instruction_set_multiplies(batch, sizes, instruction_set):
-    leaves = network((batch, sizes[0], sizes[1:]))
-    exact = [
-        [t.detach().double().requires_grad_() for t in some] for some in ([leaves[0]], *leaves[1:])
-    ]
-    torch.testing.assert_close(
-        [t.double() for t in output_and_gradients(ops.mlp, *leaves)],
-        output_and_gradients(ops.mlp_reference, exact[0][0], *exact[1:]),
-        **SUMS,
-    )
-
-
-@pytest.mark.parametrize("batch", [1, 25, 1031])
-def test_every_instruction_set_multiplies_bfloat16(batch, instruction_set):
-    """Uses positive values, so no ReLU is active for one and inactive for the other."""
-    leaves = network((batch, 29, (70, 33, 17)))
-    leaves = [
-        [t.detach().abs().requires_grad_() for t in some] for some in ([leaves[0]], *leaves[1:])
-    ]
-    half = output_and_gradients(in_dtype(torch.bfloat16), leaves[0][0], *leaves[1:])
-    exact = [[t.detach().bfloat16().double().requires_grad_() for t in some] for some in leaves]
-    expected = output_and_gradients(ops.mlp_reference, exact[0][0], *exact[1:])
-    for one, other in zip(half, expected, strict=True):
-        # Every layer rounds its output and its gradient once.
-        scale = float(other.detach().abs().max())
-        torch.testing.assert_close(one.double(), other, atol=4 * 2**-8 * scale, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [25, 1031])
-def test_threads_do_not_change_a_bit_of_values_and_gradients(batch, dtype, threads, native):
-    leaves = network((batch, 70, (65, 40, 3)))
-    threads(1)
-    alone = output_and_gradients(in_dtype(dtype), *leaves)
-    threads(2)
-    for one, two in zip(alone, output_and_gradients(in_dtype(dtype), *leaves), strict=True):
-        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -305,14 +245,6 @@ def test_strided_biases_are_read_by_their_strides(device, products):
     column = torch.arange(12.0, device=device).view(6, 2)[:, 1]
     assert ops.mlp(inputs, weights, [column]).tolist() == [[1, 3, 5, 7, 9, 11]]
     assert ops.mlp(inputs, weights, [torch.ones(1, device=device).expand(6)]).tolist() == [[1] * 6]
-
-
-def test_opcheck(native):
-    grad, output = torch.randn(5, 7), torch.randn(5, 7).relu()
-    torch.library.opcheck(torch.ops.dlrm.relu_bias_backward, (grad, output))
-    inputs, weights, biases = network((3, 4, (5, 2)))
-    tensors = ([t.detach() for t in some] for some in (weights, biases))
-    torch.library.opcheck(torch.ops.dlrm.mlp, (inputs.detach(), *tensors, None, None, False))
 
 
 def test_second_derivatives_are_refused_and_not_wrong(products):

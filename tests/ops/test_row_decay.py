@@ -122,16 +122,6 @@ def test_a_split_weight_gets_the_bits_of_a_float32_one(decay, instruction_set):
         assert all(map(torch.equal, states, expected[1:]))
 
 
-def test_threads_do_not_change_a_bit(decay, threads):
-    tensors, steps, done = decay.tensors(5000, 24), decay.steps(6), late(5000, 6)
-    results = []
-    for count in (1, 2, 3):
-        threads(count)
-        results += [decay.run(decay.function, tensors, done, steps, asked(5000, 9000))]
-    for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
-
-
 def test_known_answer():
     weight, done = torch.tensor([[8.0], [8.0], [8.0]]), torch.tensor([0, 1, 2], dtype=torch.int32)
     steps = torch.tensor([[0.5], [0.25]]).double().log()  # both steps halve the weight
@@ -166,6 +156,16 @@ def test_what_does_not_fit_is_named():
     )
     refused(r"Float state_sum \[4, 2\] .* got \[4, 1\]", weight, weight[:, :1], done, steps)
     refused(r"rows \[count\] Long .* got \[4\] Int", weight, weight, done, steps, done)
+
+
+def test_threads_do_not_change_a_bit(decay, threads):
+    tensors, steps, done = decay.tensors(5000, 24), decay.steps(6), late(5000, 6)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results += [decay.run(decay.function, tensors, done, steps, asked(5000, 9000))]
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
 
 
 def test_opcheck(decay):

@@ -4,79 +4,24 @@ import itertools
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from op_cases import DIMS, UPDATES, row_inputs, table_inputs
 
 from dlrm import ops
 
-SHAPES = [  # rows of the weight, gradients, dim
-    (1, 10, 3),
-    (50, 301, 19),
-    (2000, 9001, 64),
-    (20_000, 10_000, 16),
-    (7, 0, 4),
-]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-class Update:
-    """One update and its reference, called the same way with any state."""
-
-    def __init__(self, name, state_shapes=(), **options):
-        self.function = getattr(ops, f"{name}_")
-        self.reference = getattr(ops, f"{name}_reference")
-        self.op = getattr(torch.ops.dlrm, f"{name}_") if ops.native_available() else None
-        self.state_shapes = state_shapes
-        self.options = options
-        self.name = name
-
-    def tensors(self, weight):
-        """Returns a copy of the weight and fresh state."""
-        sizes = {"weight": weight.shape, "rows": weight.shape[:1]}
-        return [weight.clone(), *(torch.full(sizes[s], 0.1).to(weight) for s in self.state_shapes)]
-
-    def run(self, function, tensors, rows, grad, step=3, **more):
-        lr = torch.tensor(0.1, device=grad.device)
-        steps = [torch.tensor(step, device=grad.device)] if self.name == "row_adam" else []
-        function(*tensors, rows, grad, lr, *steps, **self.options, **more)
-        return tensors
+SHAPES = [(50, 301, 19), (2000, 9001, 64)]  # rows of the weight, gradients, dim
 
 
-UPDATES = [
-    Update("row_sgd"),
-    Update("row_adagrad", ["weight"], eps=1e-6),
-    Update("row_wise_adagrad", ["rows"], eps=1e-6),
-    Update("row_adam", ["weight", "weight"], eps=1e-6),
-]
+def make_inputs(total_rows, count, dim, device="cpu", dtype=torch.float32):
+    made = row_inputs((total_rows, count, dim), dtype)
+    return [one.to(device) for one in made]
 
 
 @pytest.fixture(params=UPDATES, ids=lambda update: update.name)
 def update(request):
     return request.param
-
-
-def make_inputs(total_rows, count, dim, device="cpu", dtype=torch.float32):
-    generator = torch.Generator().manual_seed(total_rows + count)
-    weight = torch.randn(total_rows, dim, generator=generator)
-    rows = torch.randint(total_rows, (count,), generator=generator)
-    rows[: count // 4] %= 5  # a few rows occur often
-    grad = torch.randn(count, dim, generator=generator)
-    return weight.to(device), rows.to(device), grad.to(device, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_matches_reference(update, shape, dtype, device):
-    weight, rows, grad = make_inputs(*shape, device, dtype)
-    actual = update.run(update.function, update.tensors(weight), rows, grad)
-    # The kernels sum thousands of repeats in another order.
-    torch.testing.assert_close(
-        actual,
-        update.run(update.reference, update.tensors(weight), rows, grad),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-    untouched = torch.ones(len(weight), dtype=torch.bool, device=device).index_fill(0, rows, False)
-    for tensor, before in zip(actual, update.tensors(weight), strict=True):
-        assert torch.equal(tensor[untouched], before[untouched])
 
 
 # On a GPU, tables of 1 or 17 to 32 columns are small up to 64 rows, of 16 or 128 up to 16.
@@ -95,17 +40,6 @@ TABLES = [  # sizes, batch, dim
 ROUNDED = {"rtol": 6e-5, "atol": 1e-5}  # float32 rounding of beta2 in 1 - beta2 = 0.001
 
 
-def make_tables(sizes, batch, dim, device="cpu", dtype=torch.float32):
-    """Makes integer gradients, whose sums are exact in any order; some rows do not occur."""
-    generator = torch.Generator().manual_seed(batch + dim)
-    weight = torch.randn(sum(sizes), dim, generator=generator)
-    begins = torch.tensor([0, *sizes]).cumsum(0)[:-1]
-    used = torch.tensor(sizes, dtype=torch.int64).sub(1).clamp(min=1)
-    ids = (torch.rand(batch, len(sizes), generator=generator) * used).long()
-    grad = torch.randint(-4, 5, (batch * len(sizes), dim), generator=generator)
-    return weight.to(device), (ids + begins).flatten().to(device), grad.to(device, dtype)
-
-
 OF_ANY_DTYPE = [TABLES[0], TABLES[3], TABLES[5]]  # of many sizes, of one column, of one sample
 
 
@@ -119,13 +53,16 @@ OF_ANY_DTYPE = [TABLES[0], TABLES[3], TABLES[5]]  # of many sizes, of one column
     ],
 )
 def test_tables_of_any_size_match_reference(update, tables, dtype, device):
-    weight, rows, grad = make_tables(*tables, device, dtype)
+    weight, rows, grad = table_inputs(*tables, device, dtype)
     scale = {"grad_scale": torch.tensor(4.0, device=device)}
     actual = update.tensors(weight)
     update.run(update.function, actual, rows, grad, table_sizes=tables[0], **scale)
     expected = update.tensors(weight.double())
     update.run(update.reference, expected, rows, grad.double(), **scale)
     torch.testing.assert_close(actual, [tensor.float() for tensor in expected], **ROUNDED)
+    untouched = torch.ones(len(weight), dtype=torch.bool, device=device).index_fill(0, rows, False)
+    for tensor, before in zip(actual, update.tensors(weight), strict=True):
+        assert torch.equal(tensor[untouched], before[untouched])
     if grad.numel():
         assert not torch.equal(actual[0], weight)
 
@@ -133,7 +70,7 @@ def test_tables_of_any_size_match_reference(update, tables, dtype, device):
 @pytest.mark.first_half
 @pytest.mark.parametrize("tables", TABLES, ids=str)
 def test_tables_of_a_split_weight_match_reference(update, tables, device):
-    weight, rows, grad = make_tables(*tables, device, torch.bfloat16)
+    weight, rows, grad = table_inputs(*tables, device, torch.bfloat16)
     args = update.tensors(weight), rows, grad
     actual = run_split(update, update.function, *args, table_sizes=tables[0])
     expected = update.tensors(weight.double())
@@ -142,7 +79,7 @@ def test_tables_of_a_split_weight_match_reference(update, tables, device):
 
 
 def test_rows_of_small_tables_that_do_not_occur_are_left_alone(device):
-    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+    weight, rows, grad = table_inputs((3, 9, 200), 40, 8, device)
     before, state = weight.clone(), torch.zeros_like(weight)
     lr = torch.tensor(0.1, device=device)
     ops.row_adagrad_(weight, state, rows, grad.abs() + 1, lr, eps=0, table_sizes=[3, 9, 200])
@@ -155,7 +92,7 @@ def test_rows_of_small_tables_that_do_not_occur_are_left_alone(device):
 
 @pytest.mark.parametrize("table_sizes", [None, [3, 9, 200]])
 def test_found_inf_changes_nothing(update, table_sizes, device):
-    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+    weight, rows, grad = table_inputs((3, 9, 200), 40, 8, device)
     if table_sizes is None:
         grad[3, 2] = float("inf")
     for value, changed in ((1.0, False), (0.0, True)):
@@ -165,7 +102,7 @@ def test_found_inf_changes_nothing(update, table_sizes, device):
 
 
 def test_table_sizes_that_do_not_fit_are_named(update, device, native):
-    weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
+    weight, rows, grad = table_inputs((3, 9, 200), 40, 8, device)
 
     def refused(sizes, message, rows=rows, grad=grad):
         tensors = update.tensors(weight)
@@ -184,23 +121,13 @@ def test_table_sizes_that_do_not_fit_are_named(update, device, native):
 
 
 def test_a_row_of_another_table_is_no_error_on_the_cpu(update):
-    weight, rows, grad = make_tables((3, 9, 200), 40, 8)
+    weight, rows, grad = table_inputs((3, 9, 200), 40, 8)
     rows[7] = 200
     torch.testing.assert_close(
         update.run(update.function, update.tensors(weight), rows, grad, table_sizes=[3, 9, 200]),
         update.run(update.function, update.tensors(weight), rows, grad),
         rtol=0,
         atol=0,
-    )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 19, 32, 128])
-def test_every_instruction_set_matches_reference(update, dim, dtype, instruction_set):
-    weight, rows, grad = make_inputs(300, 200, dim, dtype=dtype)
-    torch.testing.assert_close(
-        update.run(update.function, update.tensors(weight), rows, grad),
-        update.run(update.reference, update.tensors(weight), rows, grad),
     )
 
 
@@ -231,17 +158,6 @@ def test_grad_scale_divides_the_gradient(update, dtype, device):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_do_not_change_a_bit(update, dtype, threads):
-    weight, rows, grad = make_inputs(5_000, 20_000, 24, dtype=dtype)
-    results = []
-    for count in (1, 2, 3, 2):
-        threads(count)
-        results.append(update.run(update.function, update.tensors(weight), rows, grad))
-    for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
-
-
 def test_repeats_are_summed_in_batch_order(native):
     weight, rows, grad = make_inputs(3, 5000, 16)
     total = torch.zeros_like(weight)
@@ -250,28 +166,6 @@ def test_repeats_are_summed_in_batch_order(native):
     updated = torch.zeros_like(weight)
     ops.row_sgd_(updated, rows, grad, torch.tensor(1.0))
     assert torch.equal(updated, -total)
-
-
-any_shape = given(
-    index=st.integers(0, len(UPDATES) - 1),
-    total_rows=st.integers(1, 3000),
-    count=st.integers(0, 300),
-    dim=st.integers(1, 70),
-    dtype=st.sampled_from(DTYPES),
-)
-
-
-@settings(max_examples=40)
-@any_shape
-def test_any_shape_matches_reference(index, total_rows, count, dim, dtype):
-    update = UPDATES[index]
-    weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)
-    torch.testing.assert_close(
-        update.run(update.function, update.tensors(weight), rows, grad),
-        update.run(update.reference, update.tensors(weight), rows, grad),
-        rtol=1e-4,
-        atol=1e-5,
-    )
 
 
 def run_split(update, function, tensors, *args, **more):
@@ -319,11 +213,8 @@ def test_a_split_weight_matches_reference(update, shape, device):
 
 
 @pytest.mark.unwatched
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_reference_gives_a_split_weight_the_bits_of_float32(
-    update, shape, device, deterministic
-):
-    weight, rows, grad = make_inputs(*shape, device)
+def test_the_reference_gives_a_split_weight_the_bits_of_float32(update, device, deterministic):
+    weight, rows, grad = make_inputs(*SHAPES[0], device)
     same = run_split(update, update.reference, update.tensors(weight), rows, grad)
     assert same_bits(same, update.run(update.reference, update.tensors(weight), rows, grad))
 
@@ -383,10 +274,13 @@ def test_a_weight_and_low_that_do_not_fit_are_named(update, device, native):
 
 
 @settings(max_examples=40)
-@any_shape
-def test_any_shape_of_a_split_weight_equals_float32(index, total_rows, count, dim, dtype):
-    update = UPDATES[index]
-    weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)
+@given(
+    update=st.sampled_from(UPDATES),
+    shape=st.tuples(st.integers(1, 3000), st.integers(0, 300), DIMS),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_shape_of_a_split_weight_equals_float32(update, shape, dtype):
+    weight, rows, grad = make_inputs(*shape, dtype=dtype)
     actual = run_split(update, update.function, update.tensors(weight), rows, grad)
     assert same_bits(actual, update.run(update.function, update.tensors(weight), rows, grad))
 
@@ -463,46 +357,6 @@ def test_wrong_shapes_and_dtypes_are_named(update, device, native):
         wrong[index] = tensors[index][:49]
         with pytest.raises(RuntimeError, match="expected contiguous Float (state_sum|exp_avg|z|n)"):
             update.run(update.function, wrong, rows, grad)
-
-
-@pytest.mark.unwatched
-@pytest.mark.parametrize("sizes", [None, [3, 47]])
-@pytest.mark.parametrize("split", [False, True])
-def test_opcheck(update, split, sizes, device, native):
-    weight, rows, grad = make_tables((3, 47), 20, 8, device)
-    scalars = [torch.tensor(0.1, device=device)]
-    if update.name == "row_adam":
-        scalars.append(torch.tensor(3, device=device))
-    options = {
-        "grad_scale": torch.tensor(2.0, device=device),
-        "found_inf": torch.tensor(0.0, device=device),
-        "table_sizes": sizes,
-    }
-    tensors = update.tensors(weight)
-    if split:
-        tensors[0], options["low"] = ops.split_float32(weight)
-    torch.library.opcheck(update.op, (*tensors, rows, grad, *scalars), options)
-
-
-@pytest.mark.unwatched
-@pytest.mark.parametrize("sizes", [None, [3, 47]])
-@pytest.mark.parametrize("split", [False, True])
-def test_compiles_as_one_graph(update, split, sizes, device):
-    weight, rows, grad = make_tables((3, 47), 20, 8, device)
-
-    def run(*tensors, **more):
-        update.run(update.function, list(tensors), rows, 2 * grad, table_sizes=sizes, **more)
-
-    tensors, low = update.tensors(weight), {}
-    if split:
-        tensors[0], low["low"] = ops.split_float32(weight)
-    torch.compiler.reset()  # otherwise `run` exceeds the limit of variants
-    torch.compile(run, fullgraph=True, backend="aot_eager")(*tensors, **low)
-    if split:
-        tensors[0] = ops.join_float32(tensors[0], low["low"])
-    # Not torch.equal: a GPU adds repeats to a float32 weight in any order.
-    expected = update.run(update.function, update.tensors(weight), rows, 2 * grad)
-    torch.testing.assert_close(tensors, expected)
 
 
 def test_autograd_notices_that_a_weight_was_changed():

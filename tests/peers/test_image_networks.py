@@ -3,7 +3,7 @@
 import filled_networks
 import pytest
 import torch
-from filled_networks import CLASSES, GOLDEN
+from filled_networks import CLASSES
 from torch import nn
 
 pytestmark = pytest.mark.long
@@ -55,11 +55,3 @@ def test_networks_equal_timms(name, timm):
     theirs = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0)
     theirs.double().load_state_dict(ours.state_dict())
     assert_equal_logits_and_gradients(ours, theirs.train())
-
-
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0", "efficientnet_b4"])
-def test_timms_networks_give_the_golden_logits(name, timm):
-    theirs = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0)
-    filled_networks.fill(theirs.double()).train()
-    logits = theirs(filled_networks.images())[1].tolist()
-    assert logits == pytest.approx(GOLDEN[name][2], rel=1e-5, abs=1e-6)

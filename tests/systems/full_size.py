@@ -47,22 +47,6 @@ def language_network(task: str, config: BertConfig):
     return made.stages(), sum(p.numel() for p in made.model.parameters())
 
 
-def language_parameters(task: str, config: BertConfig) -> int:
-    """Counts parameters by the architecture's formulas, with PopART's or BERT's biases."""
-    layers, width, _, inner = config.shape
-    bias = width if config.attention_bias else 0
-    embeddings = (config.vocab_size + config.max_position_embeddings + 2 + 2) * width
-    attention = 4 * (width * width + bias)
-    layer = attention + 2 * 2 * width + (width + 1) * inner + (inner + 1) * width
-    pooler = (width + 1) * width
-    heads = {
-        "squad": 2 * (width + 1),
-        "mrpc": pooler + 2 * (width + 1),
-        "pretrain": pooler + 2 * (width + 1) + width**2 + bias + 2 * width + config.vocab_size,
-    }
-    return embeddings + layers * layer + heads[task]
-
-
 def click_values(row: BenchmarkRow):
     """Parses a DLRM row's flags."""
 

@@ -12,9 +12,6 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.cross import CrossLayers
 from dlrm.published.rows import find
 from dlrm.scripts.common import dlrm_flags
-from dlrm.train.config import TrainConfig
-from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.schedule import ScheduleConfig, learning_rate
 
 pytestmark = pytest.mark.long
 
@@ -47,23 +44,6 @@ def test_the_medium_configuration_has_the_published_size():
     ]
     hidden = [(4096, 4096)] * 6
     assert widths == [(1024, 1024), (1024, 1024), (1024, 64), (128, 4096), *hidden, (4096, 1)]
-
-
-def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
-    values = medium()
-    train = open_datasets(values.config(DataConfig)).train
-    batch = train.batch(0)
-    assert batch.numerical.shape == (512, 1024)
-    assert abs(batch.lengths.float().mean() - 19) < 3  # deviation 0.5
-    assert (train.table_sizes, batch.lengths.max()) == ([3_000_000], 38)
-    config = values.config(TrainConfig)
-    assert config.num_steps(len(train)) == len(train) == 10_000
-    assert config.print_freq == 50
-    schedule = values.config(ScheduleConfig)
-    assert {learning_rate(schedule, step) for step in (1, 2, 5000, 10_000)} == {1e-5}
-    chosen = values.config(OptimizerConfig)
-    assert (chosen.embedding_optimizer, chosen.mlp_optimizer) == ("adagrad", "adagrad")
-    assert (values["pooling"], values["interaction_op"]) == ("sum", "cat")
 
 
 def test_mlperfs_dcnv2_has_the_published_layers():

@@ -52,6 +52,11 @@ def test_the_facts_are_those_of_the_documents():
     if not folder:
         pytest.skip("DLRM_SOURCES names no folder with the documents")
     assert documents.extracted(Path(folder)) == FACTS
+    texts = {path.name[:3]: path.read_text() for path in Path(folder).glob("00[34]*.md")}
+    for row in CATALOG.values():
+        if text := texts.get(row.source[:3]):
+            assert row.quotation in text or all(p in text for p in row.quotation.split(", "))
+            assert row.hardware in text
 
 
 def test_every_figure_of_gaudi_has_a_row():

@@ -1,7 +1,5 @@
 """Steps on a device without values: all that a step needs is on its device."""
 
-import itertools
-
 import pytest
 import small_images
 import torch
@@ -17,9 +15,8 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
+from dlrm.train.optim.dense import NETWORK_OPTIMIZERS
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
-from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
 from dlrm.vision import augmentation as augment
 from dlrm.vision.loader import GeneratedImages, ImageLoader
@@ -67,79 +64,62 @@ def test_two_devices_are_not_mixed(fake):
 
 
 needs_native = pytest.mark.skipif(not ops.native_available(), reason="the ops are not built")
-
-
-@needs_native
-@pytest.mark.parametrize(
-    ("tables", "mlps"), list(zip(TABLE_OPTIMIZERS, itertools.cycle(CLICK_OPTIMIZERS), strict=False))
-)
-@pytest.mark.parametrize(
-    ("dtype", "embedding_dtype"),
-    [(torch.float32, "fp32"), (torch.float16, "fp32"), (torch.bfloat16, "bf16")],
-)
-def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, embedding_dtype, fake):
-    for bags, hashed in itertools.product([False, True], repeat=2):
-        config = DLRMConfig(
-            SIZES, 4, 8, (16, 8), (16, 1), embedding_dtype=embedding_dtype, hash_indices=hashed
-        )
-        task, batch = Recommendation(config, dtype=dtype), clicks(bags)
-        fake.allow_non_fake_inputs = True
-        fake.place(task)
-        batch = fake.batch(batch)
-        with fake:
-            optimizers = task.optimizers(OptimizerConfig(tables, mlps))
-            average = EMA(task.model, 0.9)
-            train(task, optimizers, batch, scaler(dtype == torch.float16), average)
-            with average.applied(), task.model.weights_unchanged():
-                assert str(task.predict(batch).device) == NAME
-
-
-PARTS = [
-    {"numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn", "cross_rank": 3},
-    {"numerical_embedding": "none", "interaction_op": "dcn", "cross_structure": "parallel"},
-    {"numerical_embedding": "piecewise", "dropout": 0.5, "ensemble": 3},
+CASES = [  # optimizers, dtype, whether ids are in bags and hashed, parts of the network
+    ("sgd", "sgd", torch.float32, False, False, {}),
+    ("adagrad", "adagrad", torch.float16, True, False, {}),
+    ("row_wise_adagrad", "adam", torch.float32, False, True, {}),
+    ("adam", "sgd", torch.bfloat16, True, True, {"embedding_dtype": "bf16"}),
+    ("sgd", "adam", torch.bfloat16, False, False, {"embedding_dtype": "bf16"}),
+    (
+        *("adam", "adam", torch.float16, False, False),
+        {"numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn", "cross_rank": 3},
+    ),
+    (
+        *("adam", "adam", torch.float32, False, False),
+        {"wide": True, "interaction_op": "dcn", "cross_structure": "parallel"},
+    ),
+    (
+        *("adam", "adam", torch.float16, False, False),
+        {"wide": True, "numerical_embedding": "piecewise", "dropout": 0.5, "ensemble": 3},
+    ),
+    ("sgd", "sgd", torch.float32, False, False, {"interaction_op": "dot"}),
+    ("sgd", "sgd", torch.float32, False, False, {"interaction_op": "cat"}),
 ]
 
 
 @needs_native
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts["numerical_embedding"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_step_with_other_parts_is_all_on_its_device(parts, dtype, fake):
-    config = DLRMConfig(SIZES, 4, 8, (16, 8), (16, 1), wide=True, **parts)
-    task, batch = Recommendation(config, dtype=dtype), clicks(bags=False)
+@pytest.mark.parametrize(("tables", "mlps", "dtype", "bags", "hashed", "parts"), CASES, ids=str)
+def test_a_step_of_a_dlrm_is_all_on_its_device(tables, mlps, dtype, bags, hashed, parts, fake):
+    config = DLRMConfig(SIZES, 4, 8, (16, 8), (16, 1), hash_indices=hashed, **parts)
+    task, batch = Recommendation(config, dtype=dtype), clicks(bags)
+    fake.allow_non_fake_inputs = True
     fake.place(task)
     batch = fake.batch(batch)
     with fake:
-        optimizers = task.optimizers(OptimizerConfig("adam", "adam"))
-        fake.copies = False
-        train(task, optimizers, batch, scaler())
+        optimizers = task.optimizers(OptimizerConfig(tables, mlps))
+        average = EMA(task.model, 0.9)
+        train(task, optimizers, batch, scaler(dtype == torch.float16), average)
+        with average.applied(), task.model.weights_unchanged():
+            assert str(task.predict(batch).device) == NAME
 
 
 @needs_native
-@pytest.mark.parametrize("frozen", [{}, {"freeze_embeddings": True}, {"freeze_mlps": True}])
-def test_no_step_of_a_dlrm_copies_between_devices(frozen, fake):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"freeze_embeddings": True}, {"freeze_mlps": True}),
+        {"embedding_optimizer": "adam", "mlp_optimizer": "adam"},
+    ],
+    ids=str,
+)
+def test_no_step_of_a_dlrm_copies_between_devices(options, fake):
     task, batch = Recommendation(DLRMConfig(SIZES, 4, 8, (16, 8), (16, 1))), clicks(bags=False)
     fake.place(task)
     batch = fake.batch(batch)
     with fake:
-        optimizers, scaled = task.optimizers(OptimizerConfig(**frozen)), scaler()
+        optimizers, scaled = task.optimizers(OptimizerConfig(**options)), scaler()
         fake.copies = False
         train(task, optimizers, batch, scaled)
-
-
-@needs_native
-@pytest.mark.parametrize("interaction", ["dot", "cat"])
-@pytest.mark.parametrize("sizes", [SIZES, ()])
-def test_a_pass_of_other_interactions_is_all_on_its_device(interaction, sizes, fake):
-    config = DLRMConfig(sizes, 4, 8, (16, 8), (16, 1), interaction_op=interaction)
-    task, batch = Recommendation(config), clicks(bags=False)
-    batch = batch._replace(categorical=batch.categorical[:, : len(sizes)])
-    fake.place(task)
-    batch = fake.batch(batch)
-    with fake:
-        task.loss(batch).backward()
-        grads = [p.grad for p in task.model.parameters()]
-        assert {str(grad.device) for grad in grads if grad is not None} == {NAME}
 
 
 @pytest.mark.parametrize(

@@ -147,13 +147,6 @@ def test_recomputation_gives_the_same_losses(network):
     assert train(task(network=network, execution=ExecutionConfig(recompute=True))) == plain
 
 
-@pytest.mark.slow
-def test_compilation_gives_the_same_losses():
-    expected = train(task(network={"norm": "batch"}))
-    actual = train(task(network={"norm": "batch"}, execution=ExecutionConfig("graph")))
-    assert actual == pytest.approx(expected, rel=1e-4)
-
-
 @pytest.mark.parametrize("half", [None, "bf16", "fp16"])
 def test_every_precision_learns(half, device):
     config, world = PrecisionConfig(half is not None, half, 128.0), World(device=device)

@@ -1,7 +1,5 @@
 """Language tasks: losses, metrics; accumulation, graphs and recomputation agree."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,8 @@ from dlrm.distributed import World
 from dlrm.language.data.loader import NO_TOKEN, TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
-from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
-from dlrm.train.log import RunLog
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
-from dlrm.train.trainer import Trainer
 
 pytestmark = pytest.mark.long
 TASKS = [PreTraining, QuestionAnswering, SequenceClassification]
@@ -123,22 +118,6 @@ def test_accumulation_equals_one_batch(kind, parts, device):
         torch.testing.assert_close(actual, wanted, atol=1e-7, rtol=1e-7)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TASKS)
-def test_compilation_gives_the_same_losses(kind):
-    fixed = {"loader": {"cut": False}}
-    expected = train(make(kind, double=False), **fixed)
-    compiled = make(kind, double=False, execution=ExecutionConfig("graph"))
-    assert train(compiled, **fixed) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", TASKS)
-@pytest.mark.parametrize("dropout", [False, True])
-def test_recomputation_gives_the_same_losses(kind, dropout):
-    expected = train(make(kind, dropout))
-    assert train(make(kind, dropout, execution=ExecutionConfig(recompute=True))) == expected
-
-
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("half", [None, "bf16", "fp16"])
 def test_every_precision_learns(kind, half, device):
@@ -146,41 +125,6 @@ def test_every_precision_learns(kind, half, device):
     task = make(kind, double=False, precision=config, device=device)
     (batch,) = batches(1, device=device)
     learns(task, batch, NetworkOptimizerConfig("adamw", optimizer_eps=1e-6), 0.01)
-
-
-def trainer(kind, directory=None, **config):
-    torch.manual_seed(1)
-    task = make(kind, dropout=True, double=False)
-    checkpoints = CheckpointDirectory(directory, keep=9) if directory else None
-    return Trainer(
-        task,
-        optimizers=task.optimizers(NetworkOptimizerConfig("adamw")),
-        schedule=lambda step: 1e-3 * step,
-        config=TrainConfig(epochs=2, print_freq=1, **config),
-        log=RunLog(quiet=True),
-        checkpoints=checkpoints,
-    )
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_resumed_run_is_bit_for_bit_the_same(kind, tmp_path):
-    def loaders():
-        training = TextLoader(Rows(32), 8, shuffle=True, drop_last=True, window=2)
-        return training, TextLoader(Rows(9, seed=1), 4)
-
-    whole = trainer(kind, tmp_path / "whole", gradient_accumulation_steps=2)
-    whole.fit(*loaders())
-    trainer(kind, tmp_path / "cut", gradient_accumulation_steps=2, max_steps=3).fit(*loaders())
-    resumed = trainer(kind, tmp_path / "cut", gradient_accumulation_steps=2)
-    resumed.resume(resumed.checkpoints.last())
-    assert resumed.progress.step == 3
-    torch.manual_seed(99)  # resuming restores the generator's state
-    resumed.resume(resumed.checkpoints.last())
-    resumed.fit(*loaders())
-    for file in ("dense.safetensors", "optimizer.safetensors"):
-        one, two = (tmp_path / d / "step-000000008" / file for d in ("whole", "cut"))
-        assert one.read_bytes() == two.read_bytes(), file
-    assert json.dumps(resumed.progress.history) == json.dumps(whole.progress.history)
 
 
 @pytest.mark.parametrize("kind", TASKS)

@@ -128,8 +128,7 @@ def check_two_ranks(ranks, folder, placement, lists, **parts):
     return models[0]
 
 
-@pytest.mark.parametrize("placement", ["balanced", "auto"])  # auto splits the shared table
-@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize(("placement", "lists"), [("balanced", False), ("auto", True)])  # split
 def test_two_ranks_train_as_one(ranks, tmp_path, placement, lists):
     check_two_ranks(ranks, tmp_path, placement, lists)
 

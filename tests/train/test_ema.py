@@ -60,20 +60,6 @@ def test_the_average_is_tested_and_the_weights_go_on():
     assert all(map(torch.equal, run.task.weights(), plain.task.weights()))
 
 
-@pytest.mark.parametrize("stop", [4, 10])
-def test_a_resumed_average_is_bit_for_bit_the_same(tmp_path, stop, device):
-    data, config = (Points(device=device), Points(2, device=device)), {"device": device}
-    whole = averaged(epochs=2, **config)
-    whole.fit(*data)
-    checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
-    averaged(epochs=2, max_steps=stop, checkpoints=checkpoints, **config).fit(*data)
-    second = averaged(epochs=2, **config)
-    second.resume(checkpoints.last())
-    second.fit(*data)
-    for name, value in whole.ema.state.items():
-        assert torch.equal(second.ema.state[name], value)
-
-
 def test_buffers_are_averaged_and_counters_copied(device):
     model = nn.BatchNorm1d(2, device=device)
     ema = EMA(model, 0.5)

@@ -5,7 +5,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import trained_model
 
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports import trackers
@@ -216,16 +215,3 @@ def test_the_real_mlflow_keeps_a_run(tmp_path, monkeypatch):
         run.info.run_name: run.info.status for run in client.search_runs([experiment.experiment_id])
     }
     assert ended == {"run-1": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-
-
-def test_a_run_goes_on_without_a_server(trained, tmp_path):
-    """Without MLflow or a server, the run prints one note and succeeds."""
-    done = trained_model.forked.run(
-        "dlrm.scripts.main",
-        *(f"--dataset={trained.dataset}", *trained_model.MODEL, *trained_model.TRAINING),
-        *("--mlflow=http://127.0.0.1:9", f"--log_path={tmp_path / 'log.json'}"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("note: mlflow: ") == 1
-    assert "the run continues without it" in done.stdout
-    assert "best_auc" in done.stdout

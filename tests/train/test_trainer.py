@@ -319,34 +319,6 @@ def test_an_undefined_metric_is_null_in_files_and_resumed(tmp_path, capsys):
     assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("stop", [4, 10, 13, 20])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, kind, stop, device):
-    config = {"epochs": 2, "print_freq": 3, "test_freq": 7}
-    data = Points(device=device), Points(2, device=device)
-    whole = trainer(Line(device=device), kind=kind, **config)
-    whole_summary = whole.fit(*data)
-
-    checkpoints = CheckpointDirectory(tmp_path / "run", keep=2)
-    first = trainer(
-        Line(device=device), checkpoints=checkpoints, kind=kind, **config, max_steps=stop
-    )
-    first.fit(*data)
-    torch.manual_seed(1234)  # resuming restores the generator
-    second = trainer(Line(device=device), checkpoints=checkpoints, kind=kind, **config)
-    torch.rand(5, device=device)
-    second.resume(checkpoints.last())
-    assert second.progress.step == stop
-    second.checkpoints = None  # as in `whole`, the report uses the last weights
-    second_summary = second.fit(*data)
-    assert all(map(torch.equal, second.task.weights(), whole.task.weights()))
-    extra = {stop} - {e["step"] for e in whole.progress.history if "loss" in e}
-    history = [e for e in second.progress.history if e["step"] not in extra]
-    expected = [e for e in whole.progress.history if e["step"] not in extra]
-    assert [e for e in history if "lr" in e] == [e for e in expected if "lr" in e]
-    assert second_summary["training_loss"] == whole_summary["training_loss"]
-
-
 def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dlrm.train.benchmark.time.perf_counter", lambda: now[0])

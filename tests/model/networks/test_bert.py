@@ -8,7 +8,6 @@ from filled_bert import CONFIG, GOLDEN, KINDS, LENGTH, LENGTHS
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlrm.language.bert import (
-    SIZES,
     BertConfig,
     BertForPreTraining,
     BertForQuestionAnswering,
@@ -197,13 +196,6 @@ def logits_of(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def test_without_lengths_every_token_counts():
-    network = filled_bert.build("classification")
-    ids, segments, _ = filled_bert.inputs("classification")
-    all_lengths = torch.full((len(ids),), LENGTH)
-    torch.testing.assert_close(network(ids, segments, None), network(ids, segments, all_lengths))
-
-
 def test_logits_of_masked_tokens_are_those_of_all_tokens():
     network = filled_bert.build("pretraining")
     ids, segments, lengths, some = filled_bert.inputs("pretraining")
@@ -214,14 +206,6 @@ def test_logits_of_masked_tokens_are_those_of_all_tokens():
     assert torch.equal(pair, same_pair)
     for row, positions in enumerate(some.tolist()):
         torch.testing.assert_close(logits[row], everywhere[row, positions])
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
-def test_any_integers_do(dtype):
-    network = filled_bert.build("pretraining")
-    inputs = filled_bert.inputs("pretraining")
-    wide = network(*(tensor.to(dtype) for tensor in inputs))
-    assert all(map(torch.equal, wide, network(*inputs)))
 
 
 def test_weights_depend_on_seed_and_name_alone():
@@ -291,8 +275,8 @@ def test_dropout_is_of_training_alone():
     torch.testing.assert_close(network(*inputs), filled_bert.build("classification")(*inputs))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_network_gives_the_same(kind):
+def test_a_compiled_network_gives_the_same():
+    kind = "pretraining"
     inputs, network = filled_bert.inputs(kind), filled_bert.build(kind)
     loss, expected = gradients(network, network, inputs)
     network.zero_grad()
@@ -343,12 +327,3 @@ def test_too_long_sequences_are_named():
 def test_impossible_values_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_sizes_are_those_of_the_paper():
-    assert {name: tuple(size) for name, size in SIZES.items()} == {
-        "base": (12, 768, 12, 3072),
-        "large": (24, 1024, 16, 4096),
-        "base_3layer": (3, 768, 12, 3072),
-    }
-    assert BertConfig("large", num_layers=2, hidden_size=512).shape == (2, 512, 16, 4096)

@@ -1,4 +1,4 @@
-"""Training with tables whose rows are split equals one process with whole tables."""
+"""Training with many processes equals training with one, wherever tables and their rows are."""
 
 import json
 import re
@@ -6,46 +6,77 @@ import re
 import numpy as np
 import pytest
 import torch
-from click_runs import BATCH, DIM, SIZES, Run, batches_of, by, check, tables_of, train, trainer_of
+from click_runs import (
+    BATCH,
+    DIM,
+    SIZES,
+    STEPS,
+    Run,
+    batches_of,
+    by,
+    check,
+    tables_of,
+    train,
+    trainer_of,
+)
 
-from dlrm.distributed import World
+from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.config import TrainConfig
+from dlrm.train.log import StoppedError
 
 pytestmark = pytest.mark.long
 SPLIT = Run(balance="auto")  # the third table, on 2 ranks and on 4, some of which have no other
+SHORT = BATCH * 3 + 1  # a last batch of one sample
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
-def test_losses_and_weights_are_those_of_one_process(ranks, size, optimizer):
-    check(ranks, size, SPLIT._replace(optimizer=optimizer))
+def parts(**fields):
+    return tuple(fields.items())
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"embedding_dtype": "bf16"},
-        {"hotness": 4},
-        {"hotness": 4, "parts": (("pooling", "mean"),)},
-        {"accumulate": 2},
-        {"accumulate": 3, "hotness": 4},
-        {"rows": BATCH * 3 + 1},  # a last batch of one sample
-        {"max_grad_norm": 0.01},
-        {"parts": (("hash_indices", True),)},
-        {
-            "optimizer": "adagrad",
-            "hotness": 3,
-            "parts": (("wide", True), ("embedding_init", "normal")),
-        },
-    ],
-    ids=str,
-)
-def test_so_are_other_ways_to_train(ranks, size, changes):
-    check(ranks, size, SPLIT._replace(**changes))
+WIDE = parts(wide=True)
+RUNS = [  # every optimizer with every placement; every other setting with some of both
+    (2, Run(hotness=4)),
+    (3, Run(balance="nvidia", embedding_dtype="bf16")),
+    (2, SPLIT),
+    (4, SPLIT._replace(accumulate=3, hotness=4)),
+    (4, SPLIT._replace(hotness=4, parts=parts(pooling="mean"))),
+    (4, SPLIT._replace(rows=SHORT)),
+    (2, SPLIT._replace(max_grad_norm=0.01)),
+    (4, SPLIT._replace(parts=parts(hash_indices=True))),
+    (4, Run("adagrad", l2=0.1, embedding_dtype="bf16")),
+    (2, Run("adagrad", "nvidia")),
+    (2, Run("adagrad", "auto", hotness=3, parts=parts(wide=True, embedding_init="normal"))),
+    (3, Run("row_wise_adagrad", accumulate=2)),
+    (4, Run("row_wise_adagrad", "nvidia")),
+    (4, Run("row_wise_adagrad", "auto", embedding_dtype="bf16")),
+    (4, Run("adam", rows=SHORT)),
+    (3, Run("adam", "nvidia", accumulate=2, parts=WIDE)),
+    (4, Run("adam", "auto", accumulate=2)),
+    (2, Run("adam", l2=0.1, hotness=4)),
+    (2, Run(accumulate=3, hotness=4, parts=parts(interaction_op="cat"))),
+    (4, Run(accumulate=100)),
+    (2, Run(l2=0.1, accumulate=2, parts=WIDE)),
+    (
+        4,
+        Run(
+            embedding_dtype="bf16",
+            parts=parts(wide=True, numerical_embedding="piecewise", numerical_bins=4),
+        ),
+    ),
+    (2, Run(parts=parts(interaction_op="cuda_dot,dcn", cross_rank=3, wide=True))),
+    (4, Run(accumulate=2, parts=parts(interaction_op="dcn", cross_structure="parallel"))),
+    (2, Run(accumulate=2, parts=parts(interaction_op="quadratic", quadratic_layers=1))),
+    (4, Run("adam", accumulate=2, parts=parts(ensemble=3, wide=True))),
+    (2, Run("adam", parts=parts(ensemble="dot,quadratic", wide=True))),
+]
+
+
+@pytest.mark.parametrize(("size", "run"), RUNS, ids=str)
+def test_losses_and_weights_are_those_of_one_process(ranks, size, run):
+    check(ranks, size, run)
 
 
 def test_bits_repeat_from_run_to_run(ranks):
@@ -139,3 +170,40 @@ def test_an_id_outside_its_table_is_refused_before_anything_is_sent(bags, table,
     assert named
     expected = rf"embedding(_bag)?: id {value} .* batch row 5: expected 0 <= id < {SIZES[table]}"
     assert all(re.search(expected, text) for text in named)
+
+
+def test_half_precision_works_where_a_rank_has_no_table(ranks):
+    results = ranks(4).call(train, [(Run(dtype=torch.float16),)] * 4)
+    assert [len(result[0]) for result in results] == [STEPS - 1] * 4
+
+
+@pytest.mark.parametrize("infinite_on", [0, 1])
+def test_an_overflow_of_one_rank_skips_the_step_on_all(ranks, infinite_on):
+    run = Run(dtype=torch.float16, infinite_on=infinite_on)
+    first, second = ranks(2).call(train, [(run,)] * 2)
+    assert first[4] == second[4] == "  skipped: 1"
+    torch.testing.assert_close(first[1:3], second[1:3], atol=0, rtol=0)
+    assert all(table.isfinite().all() for table in first[1])
+
+
+def test_ranks_leave_together_at_a_threshold_and_after_the_last_step(ranks):
+    for run, steps in ((Run(auc_threshold=0.01), 3), (Run(max_steps=7), 7)):
+        for result in ranks(3).call(train, [(run,)] * 3):
+            assert len(result[0]) == steps - 1  # the first has no line
+
+
+@pytest.mark.parametrize(("stop_on", "print_freq", "stopped"), [(0, 1, 5), (2, 3, 7)])
+def test_ranks_leave_together_after_the_next_line_when_one_is_asked_to_stop(
+    ranks, stop_on, print_freq, stopped
+):
+    results = ranks(3).call(train, [(Run(stop_on=stop_on, print_freq=print_freq),)] * 3)
+    assert {type(result) for result in results} == {StoppedError}
+    (said,) = {str(result) for result in results}
+    assert said.startswith(f"stopped after step {stopped}; nothing is saved")
+
+
+@pytest.mark.parametrize("infinite_on", [0, 1])
+def test_a_nan_of_one_rank_ends_all_and_is_said_once(ranks, infinite_on):
+    first, second = ranks(2).call(train, [(Run(infinite_on=infinite_on),)] * 2)
+    assert isinstance(first, FloatingPointError)
+    assert isinstance(second, OtherRankError)
