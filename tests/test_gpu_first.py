@@ -197,21 +197,6 @@ def test_without_nvcc_one_line_says_so_before_the_hour_begins(home, tmp_path, mo
     assert gpu_first.why_not_built() is None
 
 
-def test_the_limits_are_those_of_the_hour(tmp_path):
-    limits = [step.limit for step in gpu_first.steps(options(tmp_path))]
-    assert sum(limits) <= 25 * 60
-    assert max(limits) < 10 * 60
-    doubled = gpu_first.steps(options(tmp_path, patience=2))
-    assert [step.limit for step in doubled] == [2 * limit for limit in limits]
-    on_cpu = gpu_first.steps(options(tmp_path, device="cpu", tiny=True))
-    assert [step.name for step in on_cpu] == [s.name for s in gpu_first.steps(options(tmp_path))]
-
-
-def test_only_this_architecture_is_built(tmp_path):
-    build = gpu_first.steps(options(tmp_path, architecture="90"))[0]
-    assert build.environment == {"DLRM_CUDA": "1", "DLRM_CUDA_ARCHS": "90"}
-
-
 @pytest.mark.slow
 def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")

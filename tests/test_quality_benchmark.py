@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
@@ -64,42 +63,6 @@ def test_an_untuned_model_is_that_of_fit(quality):
     assert found["trials"] == []
 
 
-def test_a_logistic_regression_is_scikit_learns(quality):
-    test = table(400, 1)
-    found = quality.contend(job(quality, "logistic", test, trials=1))
-    train = table(800, 0)
-
-    def inputs(rows):
-        x = (np.array(rows["x"]) - np.array(train["x"]).mean()) / np.array(train["x"]).std()
-        shops = [f"s{one}" for one in range(10)]
-        return np.column_stack([x, np.array(rows["shop"])[:, None] == np.array(shops)])
-
-    model = LogisticRegression(max_iter=1000).fit(inputs(train), np.array(train["y"]) == "yes")
-    auc = roc_auc_score(np.array(test["y"]) == "yes", model.decision_function(inputs(test)))
-    assert found["members"][0]["auc"] == pytest.approx(auc, abs=1e-4)
-    assert len(found["members"]) == 1
-
-
-def test_the_space_of_ours_is_that_of_the_ids_in_the_rows(quality):
-    epochs = []
-    for shops in (5, 500):
-        names = [f"s{number % shops}" for number in range(2000)]
-        rows = table(2000, 0).set_column(2, "shop", pa.array(names))
-        kind = quality.CONTENDERS["ours"]
-        space = kind.space(quality.Rows(rows, rows, Schema.from_dict(SCHEMA)))
-        epochs.append(space["epochs"]["high"])
-    assert epochs == [20, 8]
-
-
-@pytest.mark.parametrize("name", ["lightgbm", "catboost"])
-def test_boosting_learns_what_can_be_learned(quality, name):
-    pytest.importorskip(name, reason="extra peers")
-    found = quality.contend(job(quality, name, table(400, 1), trials=3))
-    assert found["members"][0]["auc"] > 0.65
-    rounds = found["settings"].get("n_estimators") or found["settings"]["iterations"]
-    assert 1 <= rounds < 3000
-
-
 @pytest.fixture
 def in_this_process(quality, monkeypatch):
     """Runs contenders in this process; returns the jobs done."""
@@ -152,17 +115,6 @@ def test_anyones_rows_are_judged_and_results_kept(
     assert "--trials 3: " in capsys.readouterr().err
 
 
-def test_logs_whose_lines_end_early_are_read(quality, tmp_path):
-    (tmp_path / "day_0").write_text("1\t5" + "\t" * 12 + "\tab\n0\t\t7\n")
-    read = quality.read_tables([tmp_path / "day_0"], quality._CRITEO)
-    schema = quality._criteo_schema()
-    rows = quality._with_types(read, schema).to_pydict()
-    assert rows["label"] == ["1", "0"]
-    assert (rows["i0"], rows["i1"]) == ([5.0, None], [None, 7.0])
-    assert (rows["c0"], rows["c25"]) == (["ab", None], [None, None])
-    assert quality.labels_of(quality._with_types(read, schema), schema).tolist() == [1, 0]
-
-
 def test_adult_is_divided_in_folds_that_are_tested_once(quality, tmp_path):
     line = "{}, Private, 2, Bachelors, 13, ?, Sales, Own, White, Male, 0, 0, 40, Peru, {}"
     lines = [line.format(age, (" <=50K", " >50K")[age % 2]) for age in range(50)]
@@ -199,17 +151,3 @@ def test_differences_are_paired_over_folds(quality):
     assert by_name["ours"][-3:] == ["1", "of", "2"]
     assert "0.76000 ± 0.07071" in "\n".join(lines)
     assert "0.87000 ± 0.07071" in "\n".join(lines)  # the mean of members
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ([], "--adult, --bank, --simulated, --raw: expected rows, got none"),
-        (["--raw=x"], "--raw: expected --test and --schema"),
-        (["--adult=x", "--contenders=our"], "--contenders our: expected some of"),
-    ],
-)
-def test_mistakes_are_named(quality, monkeypatch, capsys, words, named):
-    with pytest.raises(SystemExit):
-        run(quality, monkeypatch, *words)
-    assert named in capsys.readouterr().err

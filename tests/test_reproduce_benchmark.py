@@ -81,18 +81,6 @@ def test_other_files_and_columns_are_refused(reproduce, tmp_path):
         reproduce.check_files(protocol, tmp_path / "data", True)
 
 
-def test_ours_stands_among_the_published(reproduce):
-    protocol = reproduce.PROTOCOLS["movielens_x1"]
-    lines = reproduce.report(protocol, (0.96945, 0.2), True, [])
-    assert lines[0].split() == ["MovielensLatest_x1", "AUC", "log", "loss"]
-    names = [re.split("  +", line)[0] for line in lines[1:]]
-    assert names.index("AutoInt+") + 1 == names.index("dlrm") == names.index("xDeepFM") - 1
-    lines = reproduce.report(protocol, (0.5, 0.7), False, ["--epochs=1"])
-    assert lines[1].split() == ["dlrm", "0.5000", "0.7000"]
-    assert lines[-2].endswith("published DCN-V2 --epochs=1")
-    assert lines[-1].endswith("so they do not compare")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["criteo_x4", "movielens_x1"])
 def test_a_protocol_from_files_to_table(reproduce, root, tmp_path, name):

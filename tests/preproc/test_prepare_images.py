@@ -1,11 +1,8 @@
 import io
-import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
-import tarfile
 
 import forked
 import numpy as np
@@ -19,7 +16,7 @@ from dlrm.vision.preparation.tfrecord import find_records, masked_crc32c, parse_
 Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
 from dlrm.vision.preparation.command import main  # noqa: E402
 from dlrm.vision.preparation.shards import decode  # noqa: E402
-from dlrm.vision.preparation.sources import find_images, read  # noqa: E402
+from dlrm.vision.preparation.sources import find_images  # noqa: E402
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None, **options) -> bytes:
@@ -96,86 +93,6 @@ def test_an_output_within_the_source_is_refused(folder, tmp_path, capsys):
     prepare(folder, tmp_path / "images2", "--test_fraction", "0.2")
 
 
-def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
-    with tarfile.open(tmp_path / "images.tar", "w") as archive:
-        archive.add(folder, ".")
-    prepare(folder, tmp_path / "a", "--test_fraction", "0.3")
-    prepare(tmp_path / "images.tar", tmp_path / "b", "--test_fraction", "0.3")
-    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
-    assert json.loads(b.pop("manifest.json"))["prepared_from"] == "images.tar"
-    del a["manifest.json"]
-    assert a == b
-
-
-def write_tar(path, members: list[tuple[str, bytes]]):
-    """Writes a tar file: 512-byte headers and an end mark of 1024."""
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
-
-
-def names_of(source) -> list[str]:
-    return [item.name.partition(": ")[2] for item in find_images(source).splits["train"]]
-
-
-def test_a_tar_file_that_is_damaged_or_cut_off_is_refused(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [(f"{c}/{i}.png", b"x" * 600) for c in "ab" for i in "01"])
-    whole = path.read_bytes()
-    with tarfile.open(path) as archive:
-        headers = [member.offset for member in archive]
-        end = archive.offset
-    assert len(names_of(path)) == len(headers) == 4
-    for header in headers[1:]:
-        path.write_bytes(whole[: header + 3] + b"?" + whole[header + 4 :])
-        with pytest.raises(ValueError, match=f"a.tar: byte {header}: expected .* is damaged"):
-            find_images(path)
-        for cut in (header, header + 100):
-            path.write_bytes(whole[:cut])
-            with pytest.raises(ValueError, match=f"a.tar: byte {header}: expected .* file ends"):
-                find_images(path)
-    path.write_bytes(whole[: headers[1]] + bytes(512) + whole[headers[1] + 512 :])
-    with pytest.raises(
-        ValueError, match=f"a.tar: byte {headers[1]}: expected .* other data follow"
-    ):
-        find_images(path)
-    path.write_bytes(whole[: end + 512])  # a short end mark, as tar accepts
-    assert len(names_of(path)) == 4
-
-
-def test_links_in_a_tar_file_are_followed_or_listed(folder, tmp_path, capsys):
-    os.link(folder / "cat" / "0.png", folder / "dog" / "link.png")
-    (folder / "dog" / "symlink.png").symlink_to("0.png")
-    with tarfile.open(tmp_path / "images.tar", "w") as archive:
-        archive.add(folder, ".")
-        lost = tarfile.TarInfo("cat/lost.png")
-        lost.type, lost.linkname = tarfile.LNKTYPE, "elsewhere/0.png"
-        archive.addfile(lost)
-    prepare(tmp_path / "images.tar", tmp_path / "a", "--test_fraction", "0.3")
-    images = [pixel for split in ("train", "test") for pixel in pixels_of(tmp_path / "a", split)]
-    assert len(images) == 21
-    assert (1, 200, 0, 0) in images  # a red dog
-    listed = (tmp_path / "a" / BAD_IMAGES).read_text().splitlines()
-    assert len(listed) == 2
-    assert "cat/lost.png: a hard link to elsewhere/0.png, which does not come before" in listed[0]
-    assert "dog/symlink.png: expected a file or a hard link, got a symbolic link" in listed[1]
-    assert "left out: 2 files" in capsys.readouterr().out
-
-
-def test_of_members_of_one_name_the_last_one_counts(tmp_path):
-    members = [("a/0", b"old"), ("b/0", b"other"), ("./a/0", b"new"), ("/a/1", b"absolute")]
-    path = write_tar(tmp_path / "a.tar", members)
-    assert names_of(path) == ["a/0", "a/1", "b/0"]
-    items = find_images(path).splits["train"]
-    assert [(read(item, 0).data, item.label) for item in items] == [
-        (b"new", 0),
-        (b"absolute", 0),
-        (b"other", 1),
-    ]
-
-
 @pytest.mark.parametrize(
     ("files", "folder"),
     [
@@ -188,9 +105,12 @@ def test_of_members_of_one_name_the_last_one_counts(tmp_path):
     ],
 )
 def test_a_class_folder_that_holds_only_folders_is_refused(files, folder, tmp_path):
-    path = write_tar(tmp_path / "a.tar", [(name, b"") for name in files])
-    with pytest.raises(ValueError, match=f"a.tar: expected images in {folder}/, a class folder,"):
-        find_images(path)
+    for name in files:
+        path = tmp_path / "a" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with pytest.raises(ValueError, match=f"a: expected images in {folder}/, a class folder,"):
+        find_images(tmp_path / "a")
 
 
 def test_folders_that_are_split_stay_so(folder, tmp_path, capsys):
@@ -213,9 +133,6 @@ def test_a_source_that_is_none_is_named(tmp_path, folder, capsys):
     assert "nowhere: no such folder" in fails(capsys, tmp_path / "nowhere", out)
     (tmp_path / "empty").mkdir()
     assert "expected folders of images, one a class" in fails(capsys, tmp_path / "empty", out)
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-        archive.add(folder, ".")
-    assert "expected a tar file that is not compressed" in fails(capsys, tmp_path / "a.tar.gz", out)
     assert "--test_fraction: expected a number" in fails(capsys, folder, out)
     assert "expected images in test" in fails(capsys, folder, out, "--test_fraction", "0.001")
     assert "--size=0: 0 is not an integer in the range [1, 4096]" in fails(
@@ -452,21 +369,6 @@ def test_a_damaged_record_is_named(records, tmp_path, capsys):
     file.write_bytes(whole)
     error = fails(capsys, records, tmp_path / "a", "--first_label", "2")
     assert "record 0: expected an image/class/label of 2 or more (--first_label), got 1" in error
-
-
-def test_real_photographs_become_a_dataset(shared_data, tmp_path):
-    source = shared_data / "signdigits" / "signdigits_shared.tar"
-    module = "dlrm.vision.preparation.command"
-    command = [sys.executable, "-m", module, "--source", source, "--output", tmp_path / "signs"]
-    done = subprocess.run(
-        [*command, "--size", "64", "--test_fraction", "0.2"], check=True, capture_output=True
-    )
-    assert b"train 1,322  test 331 images of 10 classes; complete" in done.stdout
-    train = ImageDataset(tmp_path / "signs", "train")
-    assert train.classes == [str(digit) for digit in range(10)]
-    images, labels = train.read(np.arange(train.num_samples))
-    assert np.bincount(labels.numpy()).min() > 100
-    assert images.float().std((1, 2, 3)).min() > 5  # none is plain
 
 
 def prepare_without_pillow(words, path):

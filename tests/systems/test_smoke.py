@@ -36,12 +36,6 @@ def test_depths_keep_the_cuts_of_the_pipeline(splits, depths):
     assert not any(flag.startswith(("--width", "--pipeline_splits")) for flag in flags)
 
 
-def test_an_efficientnet_is_narrow_and_keeps_its_depth():
-    flags = smoke_flags(row("--mode=train", "--model=efficientnet_b4", "--base_lr_exp=-14"))
-    assert {"--width=0.25", "--base_lr_exp=-25"} <= set(flags)
-    assert not any(flag.startswith(("--depths", "--lr=")) for flag in flags)
-
-
 @pytest.mark.parametrize("flags", [RESNET, BERT])
 @pytest.mark.parametrize(("asked", "done"), [(None, 1), (1, 1), (2, 2), (1024, 2)])
 @pytest.mark.parametrize(("processes", "replicas"), [(1, 1), (2, 2), (64, 2)])
@@ -60,17 +54,6 @@ def test_graphs_are_not_compiled_and_the_precision_stays(flags):
     graph = smoke_flags(row(*flags, "--execution=graph", "--amp", command=command))
     assert set(graph) - set(eager) == {"--execution=eager"}
     assert not any(flag.startswith(("--amp", "--data")) for flag in graph)
-
-
-def test_a_later_epoch_begins_at_the_first():
-    assert "--start_epoch=0" in smoke_flags(row(*RESNET, "--start_epoch=80"))
-    assert "--start_epoch=0" not in smoke_flags(row(*RESNET))
-
-
-def test_parts_of_bert_have_a_layer_each():
-    flags = smoke_flags(row(*BERT, "--layers_per_stage=3,7,7,7", command="bert"))
-    assert {"--layers_per_stage=1,1,1,1", "--num_layers=4"} <= set(flags)
-    assert "--num_layers=3" in smoke_flags(row(*BERT, command="bert"))
 
 
 def test_inference_makes_two_passes_of_two_batches():

@@ -2,10 +2,10 @@
 
     dlrm prepare-images --source IMAGES --output DATASET --test_fraction 0.2
 
-IMAGES is a folder of class folders, the same in an uncompressed tar file, or a folder of ImageNet's
-TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). If the class folders are in
-train/ and val/ (or validation/, or test/), these are the splits; otherwise --test_fraction of the
-images, drawn with --seed, are for testing.
+IMAGES is a folder of class folders, or of ImageNet's TFRecords (train-00000-of-01024, ...,
+validation-00000-of-00128, ...). If the class folders are in train/ and val/ (or validation/, or
+test/), these are the splits; otherwise --test_fraction of the images, drawn with --seed, are for
+testing.
 
 Each image is stored as the largest centered square, resized to --size. Any number of --cores writes
 the same bytes. The dataset appears when it is complete; an earlier one is replaced.
@@ -66,7 +66,7 @@ class ImageOptions:
 class PlacesConfig:
     """The images, and the place of the dataset; field names are those of the flags."""
 
-    source: Path = setting(REQUIRED, "directory or tar file of images", uri="read")
+    source: Path = setting(REQUIRED, "directory of images", uri="read")
     output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
 
 

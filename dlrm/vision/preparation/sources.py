@@ -1,8 +1,7 @@
-"""Sources of images: class folders, on disk or in a tar file, and ImageNet's TFRecords."""
+"""Sources of images: class folders, and ImageNet's TFRecords."""
 
 import os
 import stat
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -12,16 +11,15 @@ from dlrm.vision.preparation.tfrecord import Record, find_records, parse_example
 _TRAIN, _OTHERS = "train", ("test", "val", "validation")
 _DIGITS = "[0-9]" * 5
 _MAX_CLASSES = 1 << 20  # of TFRecords, so that one wrong label does not make millions
-_TAR_BLOCK = 512
 
 
 class Item(NamedTuple):
-    """An encoded image: a file, or part of one.
+    """An encoded image: a file of a class, or a record with a tf.train.Example.
 
     Attributes:
         name: name in messages.
-        record: position in the file; None if it is the file.
-        label: its class; None for a tf.train.Example, which contains it.
+        record: position in the file; None if the image is the file.
+        label: its class; None for a record, which contains it.
     """
 
     name: str
@@ -36,10 +34,6 @@ class Encoded(NamedTuple):
     data: bytes
     label: int
     class_name: str | None = None
-
-
-# Name, file, and position in the file, or the reason for leaving it out.
-_Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
 class FoundImages(NamedTuple):
@@ -57,7 +51,7 @@ class FoundImages(NamedTuple):
 
 
 def find_images(path: Path) -> FoundImages:
-    """Finds the images of a folder or tar file.
+    """Finds the images of a folder.
 
     Class folders may be in `train` and in `val`, `validation` or `test`. Names that begin with a
     dot are skipped.
@@ -65,16 +59,12 @@ def find_images(path: Path) -> FoundImages:
     Raises:
         FileNotFoundError: `path` does not exist, or has no image.
         ValueError: a class has images in another split but none in `train`, a class folder holds
-            only folders, a tar file is damaged, or some of the TFRecords are missing.
+            only folders, or some of the TFRecords are missing.
     """
-    if path.is_dir():
-        records = _find_record_files(path)
-        source = _from_records(records) if records else _from_paths(_files(path), path)
-    elif path.is_file():
-        source = _from_paths(_members(path), path)
-    else:
-        raise FileNotFoundError(f"{path}: no such folder or tar file (--source)")
-    return source
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such folder (--source)")
+    records = _find_record_files(path)
+    return _from_records(records) if records else _from_paths(_files(path), path)
 
 
 def read(item: Item, first_label: int) -> Encoded:
@@ -86,10 +76,6 @@ def read(item: Item, first_label: int) -> Encoded:
     if item.record is None:
         assert item.label is not None
         return Encoded(_read_file(item.path), item.label)
-    if item.label is not None:
-        with open(item.path, "rb") as file:
-            file.seek(item.record.offset)
-            return Encoded(file.read(item.record.length), item.label)
     features = parse_example(read_record(item.path, item.record))
     images, labels = (features.get(f"image/{name}", []) for name in ("encoded", "class/label"))
     if len(images) != 1 or not isinstance(images[0], bytes):
@@ -142,76 +128,27 @@ def _from_records(files: dict[str, list[Path]]) -> FoundImages:
     return FoundImages(_named(splits), None, [])
 
 
-def _files(folder: Path) -> _Found:
+def _files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    """Yields the files below a folder, with their names in it."""
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders.sort()
         for name in names:
             path = Path(parent, name)
-            yield PurePosixPath(path.relative_to(folder).as_posix()), path, None
+            yield PurePosixPath(path.relative_to(folder).as_posix()), path
 
 
-def _members(path: Path) -> _Found:
-    members: dict[
-        PurePosixPath, Record | str
-    ] = {}  # as in unpacking, the last file of a name counts
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for member in archive:
-                if not member.isdir():
-                    members[_name_in_tar(member.name)] = _content(member, members)
-    except tarfile.TarError as error:
-        raise ValueError(f"{path}: expected a tar file that is not compressed ({error})") from error
-    _check_end(path, archive.offset)
-    for name, content in members.items():
-        yield name, path, content
-
-
-def _name_in_tar(name: str) -> PurePosixPath:
-    return PurePosixPath(name.lstrip("/"))
-
-
-def _content(member: tarfile.TarInfo, before: dict[PurePosixPath, Record | str]) -> Record | str:
-    if member.islnk():
-        missing = f"a hard link to {member.linkname}, which does not come before it"
-        return before.get(_name_in_tar(member.linkname), missing)
-    if member.isreg() and not member.issparse():
-        return Record(member.offset_data, member.size)
-    kind = "a symbolic link" if member.issym() else f"a member of type {member.type!r}"
-    return f"expected a file or a hard link, got {kind}"
-
-
-def _check_end(path: Path, offset: int) -> None:
-    expected = f"{path}: byte {offset}: expected a member or the end of the archive"
-    with open(path, "rb") as file:
-        file.seek(offset)
-        header = file.read(_TAR_BLOCK)
-        if len(header) < _TAR_BLOCK:
-            raise ValueError(f"{expected}, the file ends: cut off")
-        if any(header):  # tarfile stops there without an error
-            raise ValueError(f"{expected}, what is there is damaged")
-        while block := file.read(1 << 20):
-            if any(block):
-                raise ValueError(
-                    f"{expected}, got the end and other data follow it: damaged, or archives "
-                    "that were joined"
-                )
-
-
-def _from_paths(images: _Found, source: Path) -> FoundImages:
+def _from_paths(images: Iterator[tuple[PurePosixPath, Path]], source: Path) -> FoundImages:
     files = [entry for entry in images if not any(p.startswith(".") for p in entry[0].parts)]
     files.sort(key=lambda entry: entry[0].parts)
-    tops = {name.parts[0] for name, _, _ in files if len(name.parts) > 1}
+    tops = {name.parts[0] for name, _ in files if len(name.parts) > 1}
     depth = 1 if _TRAIN in tops and tops <= {_TRAIN, *_OTHERS} else 0
-    with_files = {name.parent for name, _, _ in files}
+    with_files = {name.parent for name, _ in files}
     splits: dict[str, list[tuple[str, Item]]] = {}
     left_out = []
-    for place, path, record in files:
-        name, parts = str(path) if record is None else f"{path}: {place}", place.parts
-        if isinstance(record, str):
-            left_out.append(f"{name}: {record}")
-            continue
+    for place, path in files:
+        parts = place.parts
         if len(parts) < depth + 2:
-            left_out.append(f"{name}: in no class folder")
+            left_out.append(f"{path}: in no class folder")
             continue
         folder = PurePosixPath(*parts[: depth + 1])
         if folder not in with_files:
@@ -220,7 +157,7 @@ def _from_paths(images: _Found, source: Path) -> FoundImages:
                 "folders at the top are the classes, or are train/ and val/ and nothing else"
             )
         split = parts[0] if depth else _TRAIN
-        splits.setdefault(split, []).append((parts[depth], Item(name, path, record, 0)))
+        splits.setdefault(split, []).append((parts[depth], Item(str(path), path, None, 0)))
     if not splits:
         raise FileNotFoundError(
             f"{source}: expected folders of images, one a class; there are none"
