@@ -21,7 +21,7 @@ def extracted(folder: Path) -> dict:
     texts = {path.name[:3]: path.read_text() for path in sorted(folder.glob("00*.md"))}
     return {
         "tables": {name: tables(text) for name, text in texts.items()},
-        "figures": re.findall(_UNITS, texts["000"]),
+        "figures": list(map(list, re.findall(_UNITS, texts["000"]))),
         "commands": {name: fenced(text) for name, text in texts.items()},
     }
 
