@@ -359,17 +359,6 @@ class DLRM(nn.Module):
     def _all_tables(self) -> list[JointEmbedding]:
         return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
 
-    def interaction_widths(self) -> tuple[int, int]:
-        """Returns the width of the interaction's input and output, per sample or member.
-
-        The output enters the top MLP or, with parallel cross layers, the last layer. For a mixed
-        ensemble the width is the sum over all interactions.
-        """
-        interact, crosses = self.scores[0].interact, [score.cross for score in self.scores]
-        left = sum(score.interact.width for score in self.scores)
-        left += sum(cross.width for cross in crosses if cross is not None)
-        return interact.num_vectors * interact.dim, left
-
     @property
     def products(self) -> str:
         """The matrix products of the MLPs on a CPU: "native" or "torch", see `ops.choose_products`.

@@ -9,8 +9,8 @@ from dlrm.data.clicks import names
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.tables.files import PARQUET
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.preproc.preset import prepare_preset
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.preset import plain_schema, prepare_preset
 from dlrm.preproc.tables.options import TableOptions
 
 
@@ -47,16 +47,13 @@ def _schema(source: Path, first: Path) -> Schema:
     label, *columns = PARQUET.open(first, first).schema
     numerical = [column.name for column in columns if types.is_floating(column.type)]
     ids = [column.name for column in columns if types.is_integer(column.type)]
-    if other := {column.name for column in columns}.difference(numerical, ids):
-        raise ValueError(f"{first}: column {min(other)}: expected floating-point numbers or ids")
+    for column in columns:
+        if column.name not in {*numerical, *ids}:
+            expected = "expected floating-point numbers or ids"
+            raise ValueError(f"{first}: column {column.name}: {expected}, got {column.type}")
     sizes: list[int] | list[None] = [None] * len(ids)
     if (source / names.MODEL_SIZE).is_file() and len(sizes := read_model_size(source)) != len(ids):
-        raise ValueError(f"{source / names.MODEL_SIZE}: expected {len(ids)} tables")
-    return Schema(
-        Label(label.name),
-        tuple(NumericalField(name, "none", required=True) for name in numerical),
-        tuple(
-            CategoricalField(name, "id", cardinality=size)
-            for name, size in zip(ids, sizes, strict=True)
-        ),
-    )
+        raise ValueError(
+            f"{source / names.MODEL_SIZE}: expected {len(ids)} tables, got {len(sizes)}"
+        )
+    return plain_schema(label.name, numerical, dict(zip(ids, sizes, strict=True)))

@@ -1,15 +1,29 @@
 """Prepares tables on this machine for commands whose flags determine the schema."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
+
+
+def plain_schema(label: str, numerical: Iterable[str], sizes: Mapping[str, int | None]) -> Schema:
+    """Returns the schema of rows whose numbers and ids stay as they are.
+
+    Args:
+        sizes: field of ids -> rows of its table; None is one more than the greatest id.
+    """
+    return Schema(
+        Label(label),
+        tuple(NumericalField(name, "none", required=True) for name in numerical),
+        tuple(CategoricalField(name, "id", cardinality=size) for name, size in sizes.items()),
+    )
 
 
 def prepare_preset(

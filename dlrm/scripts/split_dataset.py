@@ -65,18 +65,11 @@ def _split(values: Values) -> None:
 
 
 def _schema(num_numerical: int, sizes: list[int]) -> "Schema":
-    from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+    from dlrm.preproc.preset import plain_schema
 
     numerical = map(names.numerical_name, range(num_numerical))
     categorical = map(names.categorical_name, range(len(sizes)))
-    return Schema(
-        Label(names.LABEL),
-        tuple(NumericalField(name, "none", required=True) for name in numerical),
-        tuple(
-            CategoricalField(name, "id", cardinality=size)
-            for name, size in zip(categorical, sizes, strict=True)
-        ),
-    )
+    return plain_schema(names.LABEL, numerical, dict(zip(categorical, sizes, strict=True)))
 
 
 if __name__ == "__main__":

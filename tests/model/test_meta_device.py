@@ -75,7 +75,6 @@ def test_every_model_has_its_shapes_and_no_values(layout):
         assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
         real = made(layout, parts, "cpu")
         assert shapes(model) == shapes(real), parts
-        assert model.interaction_widths() == real.interaction_widths()
 
 
 def test_the_default_device_may_be_meta():
@@ -92,19 +91,3 @@ def test_the_default_device_may_be_meta():
 def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(layout, expected):
     model = made(layout, {"wide": True}, "meta")
     assert [*model.one_row_each().values()] == expected
-
-
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ({"interaction_op": "cat"}, (32, 32)),
-        ({"interaction_op": "dot"}, (32, 16)),  # 8 values, 6 products and 2 zeros
-        ({"interaction_op": "dot,dcn"}, (32, 48)),
-        ({"interaction_op": "dot,dcn", "cross_structure": "parallel"}, (32, 48)),
-        ({"interaction_op": "cat", "numerical_embedding": "piecewise"}, (48, 48)),
-        ({"ensemble": "dot*2,quadratic"}, (32, 64)),
-    ],
-    ids=str,
-)
-def test_widths_are_what_a_person_counts(parts, expected):
-    assert made("joint", parts, "meta").interaction_widths() == expected

@@ -103,6 +103,16 @@ def dot_calls():
     return [(OPS.dot_interaction, args, {}), (OPS.dot_interaction_backward, backward, {})]
 
 
+LOOK_UPS = [  # batch, table sizes, dim
+    (1, [1], 1),
+    (37, [10, 3, 100, 7], 128),
+    (5, [4, 9], 19),
+    (3, [2, 6, 5], 16),
+    (0, [4, 0, 9], 8),  # no samples, and a table without rows
+    (6, [], 8),
+]
+
+
 def look_up_inputs(shape, dtype, id_dtype=torch.int64):
     batch, sizes, dim = shape
     random = seeded(batch, dim)
@@ -376,15 +386,7 @@ CASES = [
         ops.joint_embedding,
         ops.joint_embedding_reference,
         look_up_inputs,
-        [  # batch, table sizes, dim
-            (1, [1], 1),
-            (37, [10, 3, 100, 7], 128),
-            (5, [4, 9], 19),
-            (3, [2, 6, 5], 16),
-            (0, [4, 0, 9], 8),  # no samples, and a table without rows
-            (6, [], 8),
-            (9000, [50, 300, 7], 16),
-        ],
+        [*LOOK_UPS, (9000, [50, 300, 7], 16)],
         look_up_calls,
         close={"atol": 1e-4, "rtol": 1e-5},
         roundings=8,  # gradients of repeated rows are summed in their dtype

@@ -2,18 +2,10 @@ import sys
 
 import pytest
 import torch
-from op_cases import look_up_inputs
+from op_cases import LOOK_UPS, look_up_inputs
 
 from dlrm import ops
 
-SHAPES = [  # batch, table sizes, dim
-    (1, [1], 1),
-    (37, [10, 3, 100, 7], 128),
-    (5, [4, 9], 19),
-    (3, [2, 6, 5], 16),
-    (0, [4, 0, 9], 8),  # no samples, and a table without rows
-    (6, [], 8),
-]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ID_DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64]
 
@@ -25,7 +17,7 @@ def make_inputs(batch, sizes, dim, device="cpu", dtype=torch.float32, id_dtype=t
 
 @pytest.mark.parametrize("id_dtype", ID_DTYPES)
 def test_ids_may_be_of_any_integer_dtype(id_dtype, device):
-    args = make_inputs(*SHAPES[1], device, id_dtype=id_dtype)
+    args = make_inputs(*LOOK_UPS[1], device, id_dtype=id_dtype)
     assert torch.equal(ops.joint_embedding(*args), ops.joint_embedding_reference(*args))
 
 
@@ -41,7 +33,7 @@ def test_the_gradient_of_plain_torch_adds_at_the_rows_of_its_tables(monkeypatch)
 @pytest.mark.parametrize("output_dtype", [None, *DTYPES])
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 def test_every_instruction_set_casts_as_torch_does(weight_dtype, output_dtype, instruction_set):
-    for shape in SHAPES:
+    for shape in LOOK_UPS:
         weight, ids, offsets = make_inputs(*shape, dtype=weight_dtype)
         special = torch.tensor([float("inf"), float("-inf"), float("nan"), -0.0, 1e-40, 65520.0])
         halfway = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11])
