@@ -19,7 +19,8 @@ from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local
-from dlrm.preproc.execution.engines import TaskError, thread_engine
+from dlrm.preproc.duckdb_engine import thread_engine
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
@@ -181,7 +182,9 @@ def _prepare(
 ) -> None:
     """Prepares tables; a task's error is the caller's."""
     try:
-        prepare_tables(options, tables, path, lambda: thread_engine(threads), overwrite, say=say)
+        prepare_tables(
+            options, tables, path, lambda spill: thread_engine(threads, spill), overwrite, say=say
+        )
     except TaskError as error:
         if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
             raise error.__cause__ from None

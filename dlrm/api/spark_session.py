@@ -23,14 +23,14 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_all_local, check_outside
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.execution.connect_engine import session_engine, shares_folders
-from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
-from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.work_folder import shared_folders
 from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, output_at
 from dlrm.remote.edges import Role, local_value

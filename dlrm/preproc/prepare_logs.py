@@ -16,8 +16,8 @@ import sys
 
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.choice import SparkConfig, StoreConfig, goes_through_store
-from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
 from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 

@@ -9,14 +9,15 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.tables.kinds.kind import Kind
-from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
+from dlrm.preproc.engine import Engine
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.work_folder import opened_work
+from dlrm.preproc.prepare import input_facts, summary
 from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import InputFiles, prepare
+from dlrm.preproc.work_folder import opened_work
 from dlrm.remote.uri import Uri
 
 
@@ -24,7 +25,7 @@ def prepare_tables(
     options: TableOptions,
     tables: Mapping[str, Sequence[TableFile]],
     output: Path | Uri,
-    engine: Callable[[], AbstractContextManager[Engine]],
+    engine: Callable[[Path], AbstractContextManager[Engine]],
     replace: bool = False,
     restart: bool = False,
     say: Callable[[str], None] = print,
@@ -40,7 +41,7 @@ def prepare_tables(
             resumes an unfinished run nor leaves one.
         output: the directory of the dataset; or its URI, through which tasks then exchange files,
             and below whose `driver_folder` the tables are.
-        engine: starts the engine of the tasks.
+        engine: starts the engine, which may use a directory.
         replace: whether to replace an earlier dataset.
         restart: whether to discard an unfinished run.
         say: called with lines about the stages and the result.
@@ -72,8 +73,7 @@ def prepare_tables(
         if work.resumed:
             say(f"resuming the run in {work.shown}")
         try:
-            with engine() as running:
-                parent = parent and parent.lent(work)
+            with engine(work.folder("spill")) as running:
                 result = prepare(PreparationRun(running, work, options, say, parent), inputs)
                 work.publish()
         except EngineError as error:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.choice import open_engine
-from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
 
@@ -45,7 +45,7 @@ def prepare_preset(
             options,
             tables,
             output,
-            lambda: open_engine("local", cores, log),
+            lambda spill: open_engine("local", cores, log, spill),
             keep_failed=False,
             **how,
         )

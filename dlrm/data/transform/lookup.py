@@ -49,7 +49,7 @@ class IdLookup(_Arrays):
 
     @classmethod
     def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
-        """Maps the three arrays of a column from a directory; see `paths`."""
+        """Maps what `save` wrote; see `paths`."""
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(
             *(
@@ -57,6 +57,11 @@ class IdLookup(_Arrays):
                 for path, dtype in zip(cls.paths(directory, index), dtypes, strict=True)
             )
         )
+
+    def save(self, directory: Path, index: int) -> None:
+        """Writes the three arrays of a column into a directory."""
+        for array, path in zip(self, self.paths(directory, index), strict=True):
+            path.write_bytes(np.ascontiguousarray(array).data)
 
     @staticmethod
     def paths(directory: str | os.PathLike, index: int) -> list[Path]:

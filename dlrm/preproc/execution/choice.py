@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrm.flags import UsageError
 from dlrm.limits import check_processes
-from dlrm.preproc.execution.engines import Engine, local_engine
+from dlrm.preproc.engine import Engine
 from dlrm.preproc.execution.spark_engine import is_on_cluster, spark_engine
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.settings import setting
@@ -88,6 +88,8 @@ def open_engine(
     name: str,
     cores: int,
     log: Path,
+    spill: Path,
+    memory: int | None = None,
     spark: SparkConfig | None = None,
     folders: Sequence[Path | Uri] = (),
     say: Callable[[str], None] = print,
@@ -97,6 +99,8 @@ def open_engine(
     Args:
         name: "local" for processes of this machine, or "spark".
         cores: number of cores of this machine, for either engine.
+        spill: directory for what memory does not hold, of this machine's engine.
+        memory: bytes of memory of it for sums and sorting.
         spark: the session of Spark; None is one with the defaults.
         log, folders, say: see `spark_engine`.
 
@@ -106,7 +110,9 @@ def open_engine(
     """
     check_processes("--cores", cores)
     if name == "local":
-        with local_engine(cores, forked=True) as engine:
+        from dlrm.preproc.duckdb_engine import local_engine
+
+        with local_engine(cores, spill, memory, forked=True) as engine:
             yield engine
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master

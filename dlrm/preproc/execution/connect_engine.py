@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.preproc.execution.engines import EngineError
+from dlrm.preproc.errors import EngineError
 from dlrm.preproc.execution.spark_engine import (
     DEADLINE,
     START,

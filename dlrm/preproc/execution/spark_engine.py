@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import missing_extra
 from dlrm.locks import OwnedDirectory, remove_abandoned
-from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
+from dlrm.preproc.duckdb_engine import return_memory
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.executors import checked, executor_error
 from dlrm.remote.uri import Uri
 
@@ -160,7 +161,7 @@ class SparkEngine:
         return sum(stage.numActiveTasks for stage in stages), ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
+        """Calls a task with every item; see `dlrm.preproc.engine.Engine`."""
         act = self._for_each(self._checked(task), items)
 
         def run() -> None:
@@ -345,7 +346,7 @@ def failures() -> Iterator[None]:
     """Turns Spark's errors into one line: the task's message, otherwise Spark's cause.
 
     Raises:
-        TaskError, EngineError: see `dlrm.preproc.execution.engines.Engine`.
+        TaskError, EngineError: see `dlrm.preproc.engine.Engine`.
     """
     try:
         yield

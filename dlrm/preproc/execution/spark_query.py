@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.locks import new_suffix
-from dlrm.preproc.execution.engines import Engine, EngineError
+from dlrm.preproc.engine import Engine
+from dlrm.preproc.errors import EngineError
 from dlrm.preproc.execution.spark_engine import (
     SparkEngine,
     causes_of,

@@ -25,8 +25,9 @@ from dlrm.files import link_or_copy
 from dlrm.flags import Values
 from dlrm.locks import OwnedDirectory, new_suffix, remove_abandoned
 from dlrm.manifest import JoinedChecksum
-from dlrm.preproc.execution.engines import Engine, TaskError
-from dlrm.preproc.execution.work_folder import (
+from dlrm.preproc.engine import Engine
+from dlrm.preproc.errors import TaskError
+from dlrm.preproc.work_folder import (
     FACTS,
     KIND,
     WorkFolder,

@@ -15,16 +15,16 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
-from dlrm.preproc.execution.engines import EngineError, TaskError
-from dlrm.preproc.execution.work_folder import opened_work, shared_folders, spark_log
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.prepare import input_facts, summary
 from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.work_folder import opened_work, shared_folders, spark_log
 from dlrm.remote.uri import Uri
 from dlrm.settings import settings_of
 
@@ -181,11 +181,12 @@ def _opened(
     with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"continuing with what {work.shown} has")
-        spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
-        place = spark_log(output), spark, shared_folders(output)
+        spark, running = values.config(SparkConfig), values.config(RunConfig)
+        place = spark_log(output), work.folder("spill"), running.memory_bytes
+        how = *place, spark, shared_folders(output), say
         try:
-            with open_engine(values["engine"], cores, *place, say) as engine:
-                yield PreparationRun(engine, work, options, say, parent and parent.lent(work))
+            with open_engine(values["engine"], running.num_cores, *how) as engine:
+                yield PreparationRun(engine, work, options, say, parent)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error

@@ -3,7 +3,7 @@
     unpack      compressed files, if there are any
     cut         one file into days of equally many lines, if there is one file
 
-Those of `dlrm.preproc.stages.pipeline` follow. Every finished task leaves a file, and every
+Those of `dlrm.preproc.prepare` follow. Every finished task leaves a file, and every
 finished stage a marker, in a `WorkFolder`.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
+from dlrm.preproc.fitting import Counted
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import (
     SUFFIXES,
@@ -30,7 +31,8 @@ from dlrm.preproc.logs.raw_log import (
     unpack,
 )
 from dlrm.preproc.logs.source import LogSource
-from dlrm.preproc.stages.dictionary_merge import write_lookups
+from dlrm.preproc.packing import Written
+from dlrm.preproc.prepare import count, fit, part_bytes, quarantine, transform, write_dataset
 from dlrm.preproc.stages.division import (
     DROPPED,
     TEST,
@@ -40,17 +42,13 @@ from dlrm.preproc.stages.division import (
     Divider,
     Ranges,
 )
-from dlrm.preproc.stages.fitting import facts_of, fit, shared_out
-from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, transform, write_dataset
 from dlrm.preproc.stages.report import Files
-from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import PreparationRun
 
 UNLABELED = "unlabeled"
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
 _SPLITS_PER_CORE = 4
-_COUNT_BUCKET_BYTES = 256 << 20  # of text
 _NOTE = "The last day is held out: its first half is test, the rest validation. "
 _ALL = "All days are training rows. "
 
@@ -88,7 +86,7 @@ def prepare(
     divider = Ranges((0, all_rows), (TRAIN,))
     if run.options.hold_out:
         divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
-    divided = _divided(run, run.options.log_format, divider, splits)._replace(counted=counted)
+    divided = _divided(run, run.options.log_format, divider, splits, counted)
     note = _NOTE if run.options.hold_out else _ALL
     days = Files([f"day {day}" for day in range(last_day + 1)], "day", note)
     more = None if unlabeled is None else partial(_transform_unlabeled, run, unlabeled)
@@ -97,7 +95,7 @@ def prepare(
 
 def _counted_days(
     run: PreparationRun, files: Sequence[Path], num_days: int | None
-) -> tuple[list[Split], list[dict[str, Any]]]:
+) -> tuple[list[Split], Counted]:
     """Unpacks and cuts the input, and reads every line once."""
     options: LogOptions = run.options
     days = _unpacked(run, files, "input")
@@ -113,23 +111,25 @@ def _counted_days(
     fits = [TRAIN if first <= day <= last else TEST for day in range(len(days))]
     divider = Divider(options.division, options.schema, 0, fits)
     source = LogSource(options.schema, options.log_format)
-    counted = count(run, source, divider, splits, bucket_bytes=_COUNT_BUCKET_BYTES)
-    splits = number_rows(splits, counted)
+    if run.parent is not None:
+        run.parent = run.parent.with_lookups(run.write_lookups("parent", run.parent.transform))
+    counted = count(run, source, divider, splits)
+    splits = number_rows(splits, counted.facts)
     quarantine(run, splits, counted)
     return splits, counted
 
 
 def _numbered(
     run: PreparationRun, name: str, files: Sequence[Path], log_format: LogFormat
-) -> list[Split]:
+) -> tuple[list[Split], Counted]:
     """Unpacks the input and reads every line once, only to count rows."""
     splits = _splits(run, name, _unpacked(run, files, name))
     divider = Divider(run.options.division, run.options.schema, 0)
     source = LogSource(run.options.schema, log_format)
-    counted = count(run, source, divider, splits, f"{name} count")
-    splits = number_rows(splits, counted)
+    counted = count(run, source, divider, splits, f"{name} count", fit=False)
+    splits = number_rows(splits, counted.facts)
     quarantine(run, splits, counted)
-    return splits
+    return splits, counted
 
 
 def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Day]:
@@ -140,17 +140,15 @@ def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Day
         folder = run.work.folder(f"{name}.unpacked")
         paths |= {path: folder / path.stem for path in packed}
         with run.stage("unpack") as stage:
-            sizes = [path.stat().st_size for path in packed]
             items = [(str(path), str(paths[path])) for path in packed]
-            unpacked = stage.tasks(f"{name}.unpack", _unpack, items, sizes)
-            stage.size = sum(result["bytes"] for result in unpacked)
-            run.work.outline(folder)
+            unpacked = run.work.once(f"{name}.unpack", lambda: [*run.engine.map(_unpack, items)])
+            stage.size = sum(unpacked)
     return [
         Day(str(paths[path].resolve()), 0, paths[path].stat().st_size, str(path)) for path in files
     ]
 
 
-def _unpack(item: tuple[str, str]) -> dict[str, Any]:
+def _unpack(item: tuple[str, str]) -> int:
     return unpack(*item)
 
 
@@ -158,9 +156,8 @@ def _cut(run: PreparationRun, day: Day, num_days: int) -> list[Day]:
     """Cuts a file into days of equally many lines; the first days get one more for a remainder."""
     with run.stage("cut") as stage:
         chunks = _splits(run, "cut", [day])
-        sizes = [chunk.size for chunk in chunks]
-        lines = [r["lines"] for r in stage.tasks("cut", _count_lines, chunks, sizes)]
-        total, stage.size = sum(lines), sum(sizes)
+        lines = run.work.once("cut", lambda: [*run.engine.map(count_lines, chunks)])
+        total, stage.size = sum(lines), sum(chunk.size for chunk in chunks)
         if total < num_days:
             raise ValueError(
                 f"{day.source}: expected {num_days} lines or more, one a day (--num_days), got "
@@ -178,10 +175,6 @@ def _cut(run: PreparationRun, day: Day, num_days: int) -> list[Day]:
     return [day._replace(begin=a, end=b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def _count_lines(split: Split) -> dict[str, Any]:
-    return {"lines": count_lines(split)}
-
-
 def _splits(run: PreparationRun, name: str, days: Sequence[Day]) -> list[Split]:
     """Cuts days into splits: those of a resumed run, or new ones."""
 
@@ -193,29 +186,32 @@ def _splits(run: PreparationRun, name: str, days: Sequence[Day]) -> list[Split]:
     return [Split(**split) for split in run.work.once(f"{name}.splits", cut)]
 
 
-def _transform_unlabeled(run: PreparationRun, path: Path) -> dict[str, dict[str, int]]:
+def _transform_unlabeled(run: PreparationRun, path: Path) -> Written:
     """Transforms a log without labels, in the order of its lines."""
     log_format = replace(run.options.log_format, labeled=False)
-    splits = _numbered(run, UNLABELED, [path], log_format)
+    splits, counted = _numbered(run, UNLABELED, [path], log_format)
     rows = sum(split.rows for split in splits)
-    divided = _divided(run, log_format, Ranges((0, rows), (TRAIN,)), splits)
+    divided = _divided(run, log_format, Ranges((0, rows), (TRAIN,)), splits, counted)
     target = Target(UNLABELED, rows, TRAIN, labeled=False)
     return transform(run, divided, [target], UNLABELED)
 
 
 def _divided(
-    run: PreparationRun, log_format: LogFormat, divider: Ranges, splits: Sequence[Split]
+    run: PreparationRun,
+    log_format: LogFormat,
+    divider: Ranges,
+    splits: Sequence[Split],
+    counted: Counted,
 ) -> Divided:
     source, rows = LogSource(run.options.schema, log_format), divider.count(splits)
-    return Divided(source, divider, splits, rows, np.zeros((*rows.shape, 0), np.int64))
+    return Divided(source, divider, splits, rows, np.zeros((*rows.shape, 0), np.int64), counted)
 
 
 def fit_days(run: PreparationRun, files: Sequence[Path]) -> None:
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
         splits, counted = _counted_days(run, files, None)
-        fit(run, counted, run.work.output, facts_of(run, counted))
-        remove_unfinished(run.work.output)
+        fit(run, counted, run.work.output)
         rows = sum(split.rows for split in splits)
         write_manifest(run.work.output, "transform", rows=rows)
         run.work.finish_output(True)
@@ -245,23 +241,19 @@ def transform_days(
     if (totals := run.work.result("described")) is not None:
         return totals
     run.work.output.mkdir(exist_ok=True)
-    splits = _numbered(run, "input", files, replace(shape, labeled=labeled))
+    splits, counted = _numbered(run, "input", files, replace(shape, labeled=labeled))
     rows = sum(split.rows for split in splits)
     first = rows // 2 if half == "second" else 0
     last = rows // 2 if half == "first" else rows
-    with run.stage("dictionary") as stage:
-        task = partial(
-            write_lookups, transform=str(directory), folder=str(run.work.folder("lookups"))
-        )
-        stage.tasks("lookups", task, shared_out(range(shape.num_categorical)))
+    with run.stage("dictionary"):
+        run.write_lookups("lookups", directory)
     divider = Ranges((0, first, last, rows), (DROPPED, TRAIN, DROPPED))
     counts = divider.count(splits)[:, TRAIN].tolist()
     used = [split for split, some in zip(splits, counts, strict=True) if some]
     shuffled = options.output_ordering == "total_random"
     target = Target("", last - first, shuffled=shuffled, labeled=labeled)
-    divided = _divided(run, replace(shape, labeled=labeled), divider, used)
-    totals = transform(run, divided, [target], directory=directory)[""]
-    remove_unfinished(run.work.output)
+    divided = _divided(run, replace(shape, labeled=labeled), divider, used, counted)
+    totals = transform(run, divided, [target], directory=directory).totals[""]
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)
     return totals

@@ -300,8 +300,8 @@ def _line_number(path: str, offset: int) -> int:
     return lines
 
 
-def unpack(source: str, target: str) -> dict[str, Any]:
-    """Unpacks a `.gz` or `.zst` file; `target` appears when it is complete.
+def unpack(source: str, target: str) -> int:
+    """Unpacks a `.gz` or `.zst` file; returns its bytes. `target` appears when it is complete.
 
     Raises:
         ValueError: the file is damaged or truncated; the message names it.
@@ -324,7 +324,7 @@ def unpack(source: str, target: str) -> dict[str, Any]:
     sync(partial)
     partial.replace(target)
     sync(partial.parent)
-    return {"bytes": size}
+    return size
 
 
 def _open_compressed(source: str) -> Any:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Jagged
 from dlrm.data.transform.transform import Transform, Transformed
-from dlrm.files import staged_file
 
 _SHIFT = 4  # low bits of a float16 that a bin ignores: bins are 0.8 % wide
 _SIGN = np.uint16(1 << 15)
@@ -148,20 +147,23 @@ class Statistics:
         return self.totals, self.missing, self.numbers, self.ids, self.lengths, self.lists
 
     @staticmethod
-    def save(path: Path, by_name: dict[str, "Statistics"]) -> None:
-        """Writes counts to a file, by name."""
+    def to_bytes(by_name: dict[str, "Statistics"]) -> bytes:
+        """Returns counts, by name, in NumPy's compressed form, since most bins are empty."""
         arrays: dict[str, Any] = {
             f"{name}/{i}": array
             for name, counts in by_name.items()
             for i, array in enumerate(counts._arrays())
         }
-        with staged_file(path) as partial, open(partial, "wb") as file:
-            np.savez_compressed(file, **arrays)  # most bins are empty
+        content = BytesIO()
+        np.savez_compressed(content, **arrays)
+        return content.getvalue()
 
     @classmethod
-    def load(cls, path: Path) -> dict[str, "Statistics"]:
-        """Reads what `save` wrote."""
-        with np.load(path, allow_pickle=False) as arrays:
+    def from_bytes(cls, content: bytes) -> dict[str, "Statistics"]:
+        """Reads what `to_bytes` returns; nothing of no bytes."""
+        if not content:
+            return {}
+        with np.load(BytesIO(content), allow_pickle=False) as arrays:
             names = dict.fromkeys(name.partition("/")[0] for name in arrays)
             return {name: cls(*(arrays[f"{name}/{i}"] for i in range(6))) for name in names}
 

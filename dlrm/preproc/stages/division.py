@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
+
+if TYPE_CHECKING:
+    from dlrm.preproc.fitting import Counted
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
@@ -144,7 +147,7 @@ class Divided(NamedTuple):
         parts: the parts, with the checksums of the first reading.
         rows: rows of each part in each split, int `[parts, 3]`.
         ids: ids of each part, split and list field, int `[parts, 3, lists]`.
-        counted: the results of `count`; none of rows that nothing is fitted to.
+        counted: the result of the first reading.
     """
 
     source: Source
@@ -152,7 +155,7 @@ class Divided(NamedTuple):
     parts: Sequence[Any]
     rows: np.ndarray
     ids: np.ndarray
-    counted: Sequence[dict[str, Any]] = ()
+    counted: "Counted"
 
     @property
     def splits(self) -> list[int]:
@@ -263,11 +266,6 @@ def splitmix64(seed: int, counters: np.ndarray) -> np.ndarray:
         state *= np.uint64(factor)
     state ^= state >> np.uint64(31)
     return state
-
-
-def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
-    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
 def facts(division: SplitConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Options that preparation of all kinds of rows has."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ NUMERICS = ("keep", "refit")
 _FILES = "read, *.json, *.npy"
 BAD_LINES = ("fail", "quarantine")
 _END = (1 << 63) - 1  # of time
-_STAGES = 5  # version of the results of tasks, for runs to resume
+_LEAST_MEMORY = 128_000_000
+_STAGES = 6  # version of the results of tasks, for runs to resume
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,28 @@ class RunConfig:
     cores: int | None = setting(
         None, "number of cores to use; default: all of this machine", least=1
     )
+    memory: str | None = setting(
+        None,
+        "memory for sums and sorting, such as 4GB, which go on on the disk; default: half of what "
+        "is free",
+    )
     restart: bool = setting(False, "discard an unfinished run and start again")
+
+    def __post_init__(self) -> None:
+        _ = self.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Returns the bytes of memory for sums and sorting; None for a share of what is free."""
+        if self.memory is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) *(K|M|G|T)i?B?", self.memory.strip(), re.IGNORECASE)
+        size = int(float(found[1]) * 1000 ** (1 + "KMGT".index(found[2].upper()))) if found else 0
+        if size < _LEAST_MEMORY:
+            raise ValueError(
+                f"--memory: expected a size of 128MB or more, such as 4GB, got {self.memory!r}"
+            )
+        return size
 
     @property
     def num_cores(self) -> int:

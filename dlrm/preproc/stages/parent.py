@@ -1,18 +1,25 @@
 """The dataset or checkpoint whose dictionaries further rows extend."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
+from dlrm.data.transform.dictionaries import Dictionary, arrays_of, open_dictionary
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import canonical_text
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
-from dlrm.preproc.execution.work_folder import WorkFolder
+from dlrm.preproc.counting import CountedColumn
+from dlrm.preproc.fitting import NEVER, Counted, fitted_dictionaries, fitted_numbers
+from dlrm.preproc.stages.division import TRAIN
 from dlrm.preproc.stages.options import IncrementConfig
 
 _KINDS = (layout.KIND, "checkpoint")
@@ -24,21 +31,22 @@ _OF_VALUES = ("frequency_limit", "max_ids")  # which an extension may change
 class Parent:
     """A dataset or checkpoint whose dictionaries are extended.
 
+    Values of it keep their ids. A value without one gets the next id if it occurs as often as its
+    frequency limit among the new training rows.
+
     Attributes:
         config: the options of the extension.
         fitted: its transform.
         digest: digest of the transform.
         transform: the folder of the transform, which tasks read.
+        lookups: the folder of its lookups, once they are written.
     """
 
     config: IncrementConfig
     fitted: Transform
     digest: str
     transform: Path
-
-    def lent(self, work: WorkFolder) -> "Parent":
-        """Returns the same, whose tasks read the files in a run; see `WorkFolder.lend`."""
-        return replace(self, transform=work.lend("parent.transform", self.transform))
+    lookups: str = ""
 
     def facts(self) -> dict[str, str]:
         """Returns, by flag, what determines the bytes of the dataset."""
@@ -47,6 +55,92 @@ class Parent:
     def manifest_facts(self) -> dict[str, str]:
         """Returns the manifest's entries about the extension."""
         return {"parent": self.digest, "numerics": self.config.numerics}
+
+    def with_lookups(self, folder: Path) -> "Parent":
+        """Returns the same, with the folder of its lookups."""
+        return replace(self, lookups=str(folder))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Returns the number of values of each dictionary; 0 if it has none, or has ids."""
+        dictionaries = self.fitted.dictionaries
+        return [0 if one.kind == "id" else len(one) for one in dictionaries]
+
+    def columns(self, columns: Sequence[CountedColumn]) -> list[CountedColumn]:
+        """Returns what to fit: ids beside those there are, and bins unless these are kept."""
+        columns, sizes = list(columns), self.sizes
+        for place, fields in enumerate(self.fitted.schema.dictionaries().values()):
+            most = columns[place].most
+            if any(field.hash_buckets for field in fields):  # as buckets follow the dictionary
+                columns[place] = columns[place]._replace(limit=NEVER)
+            elif most is not None:
+                columns[place] = columns[place]._replace(most=max(most - sizes[place], 0))
+        if self.config.numerics == "keep":
+            columns[len(sizes) :] = [one._replace(limit=NEVER) for one in columns[len(sizes) :]]
+        return columns
+
+    def extended(
+        self,
+        schema: Schema,
+        counted: Counted,
+        values: Path,
+        directory: Path,
+        negatives: Sequence[str] | None,
+    ) -> tuple[list[Fitted], list[Dictionary], Sequence[str], Sequence[str] | None]:
+        """Writes the dictionaries of an extension.
+
+        Args:
+            counted: the rows, and the new values, which are in the folder `values`.
+            directory: folder of the transform to write.
+            negatives: the labels of the rows that count as 0.
+
+        Returns:
+            The statistics of numbers, the dictionaries, the kinds of values and the labels.
+
+        Raises:
+            ValueError: no row is positive, or the parent does not have a label of the rows.
+        """
+        rows = sum(facts["rows"][TRAIN] for facts in counted.facts)
+        if not sum(facts["positives"][TRAIN] for facts in counted.facts):
+            raise ValueError(
+                f"--extend {self.config.extend}: expected rows with label 1 among the {rows} "
+                "training rows, got none"
+            )
+        self._check_labels(schema, negatives)
+        directory.mkdir(parents=True, exist_ok=True)
+        keeps = self.config.numerics == "keep"
+        numbers = self.fitted.numerical if keeps else fitted_numbers(schema, counted)
+        new, dictionaries = fitted_dictionaries(schema, counted, values), []
+        for place, (old, more) in enumerate(zip(self.fitted.dictionaries, new, strict=True)):
+            size = max(len(old), len(more)) if old.kind == "id" else len(old) + len(more)
+            if old.kind != "id":
+                _write(directory, place, old, more)
+            dictionaries.append(Dictionary.load(directory, place, size, old.kind))
+        return numbers, dictionaries, self.fitted.kinds, self.fitted.negatives
+
+    def _check_labels(self, schema: Schema, negatives: Sequence[str] | None) -> None:
+        """Raises ValueError if rows have a label that the parent does not have."""
+        label, known = schema.label, self.fitted.known_labels
+        if not known or label.any_negative:
+            return
+        forms = set(map(canonical_text, known))
+        if others := [text for text in negatives or () if canonical_text(text) not in forms]:
+            raise ValueError(
+                f"column {label.column}: expected the labels of --extend {self.config.extend}, "
+                f"{' or '.join(map(repr, known))}, got {others[0]!r}"
+            )
+
+
+def _write(directory: Path, place: int, old: Dictionary, new: Dictionary) -> None:
+    """Writes the files of a dictionary: the values of the parent, and then new ones."""
+    further = arrays_of(new, place)
+    for name, array in arrays_of(old, place).items():
+        more = further[name]
+        if name.startswith("ends") and len(array):
+            more = more + array[-1]
+        dtype = max(array.dtype, more.dtype, key=lambda dtype: dtype.itemsize)
+        written = open_dictionary(directory / name, dtype, len(array) + len(more))
+        np.concatenate([array, more], out=written)
 
 
 def open_parent(config: IncrementConfig, schema: Schema) -> Parent | None:

@@ -28,7 +28,6 @@ from dlrm.preproc.stages.column_statistics import (
 )
 from dlrm.preproc.stages.division import Divided
 from dlrm.preproc.stages.report_page import page
-from dlrm.preproc.stages.source import Part
 from dlrm.preproc.stages.stage import PreparationRun
 
 JSON, HTML = "report.json", "report.html"
@@ -74,26 +73,56 @@ class Files(NamedTuple):
     note: str = ""
 
 
+class Collected:
+    """The statistics of rows as they come, by their split and their slice.
+
+    Attributes:
+        files, divided, fitted: the rows, and their transform.
+        by_period, sliced_by: whether periods are slices, and the kind of slices.
+        counts: the statistics of all parts.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        divided: Divided,
+        periods: Periods | None,
+        fitted: Transform,
+        splits: Sequence[str],
+    ) -> None:
+        self.files, self.divided, self.fitted, self._splits = files, divided, fitted, splits
+        self.by_period = periods is not None
+        self.sliced_by, self._slice_of = _slices(files, periods, fitted.num_numerical)
+        self.counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
+
+    def add(self, number: int, by_name: dict[str, Statistics]) -> None:
+        """Adds the statistics of a part, by names of splits, and of periods if there are any."""
+        counts = self.counts
+        for name, statistics in by_name.items():
+            if name not in self._splits:
+                counts.add(counts.slices, name, statistics)
+                continue
+            counts.add(counts.splits, name, statistics)
+            if of_file := self._slice_of[self.divided.parts[number].file]:
+                counts.add(counts.slices, of_file, statistics)
+
+
 def facts(
-    run: PreparationRun,
-    files: Files,
-    divided: Divided,
-    periods: Periods | None,
-    fitted: Transform,
-    totals: dict[str, dict[str, int]],
+    run: PreparationRun, collected: Collected, totals: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
     """Returns the report after all rows are transformed."""
-    schema = fitted.schema
-    sliced_by, slice_of = _slices(files, periods, fitted.num_numerical)
-    counts = _load(run, divided.parts, fitted, list(totals), slice_of)
+    divided, fitted, counts = collected.divided, collected.fitted, collected.counts
+    schema, names = fitted.schema, collected.files.names
+    if collected.by_period:
+        counts.slices = {name: counts.slices[name] for name in sorted(counts.slices)}
     quarantined = Counter(
         part.file_of(row)
-        for part, part_facts in zip(divided.parts, divided.counted, strict=True)
+        for part, part_facts in zip(divided.parts, divided.counted.facts, strict=True)
         for row, *_ in part_facts["rejected"]
     )
     return {
         "label": {"column": schema.label.column, "positive": schema.label.positive},
-        "division": files.note,
+        "division": collected.files.note,
         "splits": {
             name: {
                 **_row_facts(total.get("rows", 0), total.get("clicks", 0)),
@@ -104,17 +133,17 @@ def facts(
         },
         "negatives": {
             "kept": run.options.division.keep_negatives,
-            "rows_left_out": sum(part_facts["dropped"] for part_facts in divided.counted),
+            "rows_left_out": sum(part_facts["dropped"] for part_facts in divided.counted.facts),
         },
-        "sliced_by": sliced_by,
+        "sliced_by": collected.sliced_by,
         "slices": [
             {"slice": name, **_row_facts(*part.totals[:2].tolist())}
             for name, part in counts.slices.items()
         ],
         "numerical": _numerical(counts, fitted),
-        "categorical": _categorical(counts, fitted, run.work.result("merged")),
+        "categorical": _categorical(counts, fitted, divided.counted.distinct),
         "rows_quarantined": [
-            {"file": files.names[file], "rows": quarantined[file]} for file in sorted(quarantined)
+            {"file": names[file], "rows": quarantined[file]} for file in sorted(quarantined)
         ],
     }
 
@@ -139,30 +168,6 @@ def _slices(
         first = f"{begin}: {names[begin]}" if times[names[begin]] > 1 else names[begin]
         slices.append(first if last == begin else f"{first} to {names[last]}")
     return files.kind if together == 1 else f"{together} {files.kind}s", slices
-
-
-def _load(
-    run: PreparationRun,
-    parts: Sequence[Part],
-    fitted: Transform,
-    splits: Sequence[str],
-    slice_of: Sequence[str],
-) -> Counted:
-    """Adds up the counts of tasks, under the names of splits, and of periods if there are any."""
-    folder = run.work.folder("transform.statistics")
-    run.work.fetch(folder)
-    counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
-    for number, part in enumerate(parts):
-        for name, statistics in Statistics.load(folder / str(number)).items():
-            if name not in splits:
-                counts.add(counts.slices, name, statistics)
-                continue
-            counts.add(counts.splits, name, statistics)
-            if of_file := slice_of[part.file]:
-                counts.add(counts.slices, of_file, statistics)
-    if not any(slice_of):
-        counts.slices = {name: counts.slices[name] for name in sorted(counts.slices, key=str)}
-    return counts
 
 
 def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
@@ -224,7 +229,7 @@ def shortest(least: float, greatest: float) -> float:
 
 
 def _categorical(
-    counts: Counted, fitted: Transform, merged: list[dict[str, Any]]
+    counts: Counted, fitted: Transform, distinct: Sequence[int]
 ) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
@@ -240,9 +245,7 @@ def _categorical(
                 "dictionary": field.dictionary,
                 **({} if field.table is None else {"table": field.table}),
                 "missing": counts.missing(fitted.num_numerical + i, splits),
-                "distinct_values": (
-                    None if is_id else sum(bucket["distinct"][place] for bucket in merged)
-                ),
+                "distinct_values": None if is_id else distinct[place],
                 "frequency_limit": None if is_id else field.frequency_limit,
                 "max_ids": field.max_ids,
                 "hash_buckets": field.hash_buckets,

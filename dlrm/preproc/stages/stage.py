@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from dlrm.preproc.execution.engines import Engine
-from dlrm.preproc.execution.work_folder import ProgressLine, WorkFolder
+from dlrm.data.transform.transform import Transform
+from dlrm.preproc.engine import Engine
 from dlrm.preproc.stages.parent import Parent
+from dlrm.preproc.work_folder import ProgressLine, WorkFolder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
 
@@ -27,11 +30,30 @@ class PreparationRun:
     def stage(self, name: str) -> Iterator["Stage"]:
         """Prints, at the end of a stage, the time that it took."""
         stage, start = Stage(self, name), time.perf_counter()
-        yield stage
+        try:
+            yield stage
+        finally:
+            stage.line.clear()
         seconds = max(time.perf_counter() - start, 1e-9)
         rate = f"{stage.rows:>14,} rows" if stage.rows is not None else " " * 19
         speed = f" {stage.size / seconds / 1e6:>10,.1f} MB/s" if stage.size else ""
         self.say(f"{name + ':':<12}{rate} {seconds:8.1f} s{speed}")
+
+    def write_lookups(self, name: str, transform: Path) -> Path:
+        """Writes the lookups of a transform to a folder of the run, once."""
+        folder = self.work.folder(name)
+        places = range(len(self.options.schema.dictionaries()))
+        task = partial(_write_lookup, transform=str(transform), folder=str(folder))
+        self.work.once(name, lambda: [*self.engine.map(task, places)])
+        return folder
+
+
+def _write_lookup(place: int, transform: str, folder: str) -> int:
+    fitted = Transform.load(transform)
+    if fitted.dictionaries[place].kind != "id":
+        fitted.check(place)
+        fitted.lookup(place).save(Path(folder), place)
+    return place
 
 
 @dataclass
@@ -43,17 +65,9 @@ class Stage:
     rows: int | None = None
     size: int = 0
 
-    def tasks(
-        self,
-        name: str,
-        task: Callable[[Any], dict[str, Any]],
-        items: Sequence[Any],
-        sizes: Sequence[int] | None = None,
-        rows: Sequence[int] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Runs a task on items, of `sizes` in bytes and of `rows`, and shows the progress."""
-        progress = ProgressLine(self.name, len(items), sizes, rows)
-        try:
-            return self.run.work.run(self.run.engine, name, task, items, progress)
-        finally:
-            progress.clear()
+    def __post_init__(self) -> None:
+        self.line = ProgressLine(self.name)
+
+    def progress(self, parts: Sequence[Any]) -> Callable[[int], None]:
+        """Returns a function to call with the number of each part that is done."""
+        return self.line.begin([part.size for part in parts])

@@ -3,7 +3,7 @@
     spark       a table or query of Spark to Parquet, if there is one
     stage       text and small files to Arrow, tables in memory to Parquet, if there are any
 
-Those of `dlrm.preproc.stages.pipeline` follow.
+Those of `dlrm.preproc.prepare` follow.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,9 @@ from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
 from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, path_of_copy, pieces_of
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
+from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divided, Divider
-from dlrm.preproc.stages.extend import lookups_of
-from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
@@ -40,7 +39,6 @@ _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets 
 _OF_JSON = 32 << 20  # the largest of JSON lines, whose copies lack the names on each line
 _LEAST_PIECE = 1 << 12  # of text, whatever the user sets
 _PARTS_PER_CORE = 2
-_COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
 _HEADER_BYTES = 8 << 20  # of CSV, to read its header
 _MOST_NOTES = 3  # about files whose rows extend over several lines
 
@@ -94,13 +92,15 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     known = None
     if run.parent is not None:
         transform = run.parent.transform
-        known = str(transform), str(lookups_of(run, "parent", transform))
+        run.parent = run.parent.with_lookups(run.write_lookups("parent", transform))
+        known = str(transform), run.parent.lookups
     fitted = str(run.work.output / layout.TRANSFORM)
     source = TableSource(options.schema, divider.columns, known, fitted)
-    counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
+    counted = count(run, source, divider, parts)
     quarantine(run, parts, counted)
-    parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]
-    rows, ids = (np.array([facts[name] for facts in counted], np.int64) for name in ("rows", "ids"))
+    found = counted.facts
+    parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, found, strict=True)]
+    rows, ids = (np.array([facts[name] for facts in found], np.int64) for name in ("rows", "ids"))
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:
@@ -131,13 +131,10 @@ def _from_spark(run: PreparationRun, inputs: InputFiles) -> tuple[InputFiles, di
 
     def read() -> dict[str, Any]:
         with run.stage("spark"):
-            packed, columns = run.work.packed, _columns(run.options)
-            stored = read_query(run.engine, query, columns, folder, packed=packed)
-            run.work.keep(folder, [Path(path).name for path in stored["files"]])
+            stored = read_query(run.engine, query, _columns(run.options), folder)
         return stored
 
     stored = run.work.once("spark", read)
-    run.work.outline(folder)
     files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
     return replace(inputs, files=files), {"spark": stored["manifest"]}
 
@@ -233,8 +230,8 @@ def _copied(
     with run.stage("stage") as now:
 
         def copy_all(stage: str, items: list[tuple[Piece, str]]) -> list[tuple[Any, ...]]:
-            sizes = [_bytes_of(piece) for piece, _ in items]
-            found = now.tasks(stage, partial(_copy, how=how), items, sizes)
+            task = partial(_copy, how=how)
+            found = run.work.once(stage, lambda: [*run.engine.map(task, items)])
             return [(*item, result) for item, result in zip(items, found, strict=True)]
 
         made = copy_all("stage", [(p, str(folder / f"p{i}")) for i, p in enumerate(pieces)])
@@ -277,12 +274,6 @@ def _floats(options: TableOptions, cells: Cells) -> list[str]:
         if field.type == "decimal" or field.true_values or field.false_values
     }
     return [name for name in cells.plain if name not in others]
-
-
-def _bytes_of(piece: Piece) -> int:
-    if piece.within is not None:
-        return piece.within.end - piece.within.begin
-    return sum(file.path.stat().st_size for _, file in piece.files)
 
 
 def _staged_frame(

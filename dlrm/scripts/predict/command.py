@@ -67,8 +67,8 @@ def _open(values: Values) -> Scoring:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
+    from dlrm.preproc.errors import EngineError
     from dlrm.preproc.execution.choice import SparkConfig, open_engine
-    from dlrm.preproc.execution.engines import EngineError
 
     fitted = predictor.row_transform
     output, spark = values["output"].resolve(), values.config(SparkConfig).for_queries()
@@ -77,7 +77,9 @@ def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Ite
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         labels = [fitted.schema.label.column] * (values["label"] is not False)
         try:
-            with open_engine("spark", cores, log, spark, [Path(folder)]) as engine:
+            with open_engine(
+                "spark", cores, log, Path(folder), None, spark, [Path(folder)]
+            ) as engine:
                 read_query(engine, query, fitted.names, Path(folder), labels)
             yield folder
         except EngineError as error:

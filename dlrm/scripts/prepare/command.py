@@ -13,14 +13,15 @@ from dlrm.files import check_outside
 from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
+from dlrm.preproc.duckdb_engine import skip_pandas
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
-from dlrm.preproc.execution.engines import EngineError, TaskError, skip_pandas
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.work_folder import shared_folders, spark_log
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.work_folder import shared_folders, spark_log
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.spark_flags import spark_query
@@ -120,7 +121,8 @@ def _engine(values: Values, output: Path | Uri, query: SparkQuery | None):
     check_processes("--cores", cores)  # before anything is written
     spark = spark if query is None else spark.for_queries()
     log = spark_log(output if isinstance(output, Uri) else output.resolve())
-    return lambda: open_engine(values["engine"], cores, log, spark, shared_folders(output))
+    memory, folders = values.config(RunConfig).memory_bytes, shared_folders(output)
+    return lambda spill: open_engine(values["engine"], cores, log, spill, memory, spark, folders)
 
 
 def _prepare_logs(values: Values) -> int:

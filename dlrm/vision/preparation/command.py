@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrm.command_line import missing_extra
+from dlrm.data.workers import workers
 from dlrm.files import check_outside, staged_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
-from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.settings import REQUIRED, check_settings, setting
 from dlrm.vision.preparation.sources import FoundImages, Item, find_images
 
@@ -100,8 +100,9 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
         shards = list(_shards(splits, staging, options))
         for split in splits:
             (staging / split).mkdir()
-        with local_engine(min(options.cores, len(shards))) as engine:
-            engine.run("images", write_shard, shards)
+        with workers(min(options.cores, len(shards))) as in_order:
+            for _ in in_order(write_shard, shards):
+                pass
         return _finish(staging, shards, images, source, options)
 
 
@@ -196,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         defaults={"cores": None},
         helps={"cores": "number of decoding processes; default: all cores of this process"},
     )
-    errors = (ValueError, OSError, ImportError, TaskError, EngineError)
+    errors = (ValueError, OSError, ImportError)
     return run_command(line, _run, __doc__, arguments, usage=2, errors=errors)
 
 

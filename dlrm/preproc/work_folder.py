@@ -16,13 +16,11 @@ import os
 import re
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,9 +35,7 @@ from dlrm.files import (
     sync_tree,
     tidy_after_killed,
 )
-from dlrm.host_memory import host_memory
 from dlrm.manifest import read_manifest
-from dlrm.preproc.execution.engines import Engine
 from dlrm.remote.uri import Uri
 
 FACTS = "run.json"
@@ -126,103 +122,6 @@ class WorkFolder:
     def _marker(self, stage: str) -> Path:
         return self.path / f"{stage}.done"
 
-    def run(
-        self,
-        engine: Engine,
-        stage: str,
-        task: Callable[[Any], dict[str, Any]],
-        items: Sequence[Any],
-        on_progress: Callable[[list[int]], None] = lambda done: None,
-    ) -> list[dict[str, Any]]:
-        """Runs a task on every unfinished item; returns all results.
-
-        Args:
-            stage: name of the directory of the results, which are JSON.
-            task: a function that can be pickled.
-            items: numbered by their order, which must be the same when a run is resumed.
-            on_progress: called from time to time with the indices of finished items.
-        """
-        self._begin(stage)
-        done = self._done(stage)
-        if left := [(i, item) for i, item in enumerate(items) if i not in done]:
-            with self._watched(stage, on_progress):
-                self._run(engine, stage, task, left)
-        results = self._results(stage)
-        assert len(results) == len(items), stage
-        return results
-
-    def _begin(self, stage: str) -> None:
-        """Prepares a stage of tasks."""
-
-    def _run(
-        self,
-        engine: Engine,
-        stage: str,
-        task: Callable[[Any], dict[str, Any]],
-        items: Sequence[tuple[int, Any]],
-    ) -> None:
-        """Runs a task on items with their numbers, and keeps the results."""
-        engine.run(stage, partial(_once, task, str(self.folder(f"{stage}.tasks"))), items)
-
-    def _done(self, stage: str) -> dict[int, int]:
-        """Returns the sizes of the results of finished items, by number."""
-        files = os.scandir(self.folder(f"{stage}.tasks"))
-        found = ((re.fullmatch(r"(\d+)\.json", file.name), file) for file in files)
-        return {int(match[1]): file.stat().st_size for match, file in found if match}
-
-    def _results(self, stage: str) -> list[dict[str, Any]]:
-        """Returns the results of a stage, in the order of their items.
-
-        Raises:
-            OSError: they are more than the memory of this process holds.
-        """
-        done = self._done(stage)
-        check_memory(f"{self.shown}, {stage}", done.values())
-        folder = self.folder(f"{stage}.tasks")
-        return [read_json(folder / f"{i}.json") for i in sorted(done)]
-
-    @contextmanager
-    def _watched(self, stage: str, on_progress: Callable[[list[int]], None]) -> Iterator[None]:
-        """Reports the numbers of finished items from time to time within the block."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(self.watched_seconds):
-                on_progress(sorted(self._done(stage)))
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    @property
-    def packed(self) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None:
-        """Returns what lets a function that Spark calls write to folders that no node mounts."""
-        return None
-
-    def keep(self, folder: Path, names: Sequence[str]) -> None:
-        """Removes all other files that such functions have written to a folder."""
-
-    def fetch(self, folder: Path, ending: str = "") -> None:
-        """Has, on this machine, the files with an ending that tasks have written to a folder."""
-
-    def outline(self, folder: Path) -> None:
-        """Has, on this machine, the sizes, first and last bytes of files of tasks in a folder."""
-
-    def lend(self, name: str, folder: Path) -> Path:
-        """Returns where tasks read a folder of this machine, of which the run may have a copy."""
-        return folder
-
-    def share(self, folder: Path) -> None:
-        """Lets tasks read what this process has written to a folder."""
-
-    def checksums(self) -> dict[str, str] | None:
-        """Returns the checksums of files that tasks have written rows to, if they are known."""
-        return None
-
     def publish(self) -> None:
         """Moves the output to `final` and removes the directory."""
         if not self.is_published():  # by a run that was killed before the next
@@ -239,27 +138,9 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, Any]) -> None:
-    number, work = item
-    with errors_named(Path(results).parent):
-        # A name that is lost with the power repeats the task, so nothing waits for it.
-        _write(Path(results, f"{number}.json"), task(work), one_of_many=True)
-
-
-def _write(path: Path, result: Any, one_of_many: bool = False) -> None:
-    with staged_file(path, one_of_many) as partial:
+def _write(path: Path, result: Any) -> None:
+    with staged_file(path) as partial:
         partial.write_text(json.dumps(result), encoding="utf-8")
-
-
-def check_memory(place: str, sizes: Collection[int]) -> None:
-    """Raises OSError if results of tasks are more than the memory of this process holds."""
-    needed, memory = sum(sizes) * _OBJECT_BYTES, host_memory()
-    if memory is not None and needed > memory[0]:
-        raise OSError(
-            f"{place}: expected results that fit in the driver's memory, of which {memory[0]:,} "
-            f"bytes are free, got {len(sizes):,} that take about {needed:,}; start it on a larger "
-            "machine, with a larger --split_bytes or a smaller --max_bad_lines"
-        )
 
 
 @contextmanager
@@ -470,35 +351,30 @@ def _date(nanoseconds: re.Match[str]) -> str:
 
 
 class ProgressLine:
-    """A line on the terminal, or one per minute in a file: rows, speed and time left of a stage."""
+    """A line on the terminal, or one a minute in a file: share, speed and time left of a stage."""
 
-    def __init__(
-        self, stage: str, items: int, sizes: Sequence[int] | None, rows: Sequence[int] | None
-    ) -> None:
-        self._stage, self._sized, self._rows = stage, sizes is not None, rows
-        self._sizes = sizes if sizes is not None else [1] * items
-        self._start = self._said = time.perf_counter()
-        self._at_start: int | None = None
-        self._live = sys.stderr.isatty()
+    def __init__(self, stage: str) -> None:
+        self._stage, self._live = stage, sys.stderr.isatty()
 
-    def __call__(self, done: list[int]) -> None:
-        """Shows the progress, given the indices of finished items."""
-        size, total = sum(self._sizes[i] for i in done), sum(self._sizes)
-        if self._at_start is None:
-            self._at_start = size  # done by an earlier run
-        now = time.perf_counter()
-        speed = (size - self._at_start) / (now - self._start)
-        text = f"{self._stage}: {100 * size // max(total, 1):3d} %"
-        if self._rows is not None:
-            text += f"  {sum(self._rows[i] for i in done):,} rows"
-        if self._sized and speed:
-            text += f"  {speed / 1e6:,.1f} MB/s"
-        text += f"  {_duration((total - size) / speed)} left" if speed else "  ..."
-        if self._live:
-            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
-        elif now - self._said > 60:
-            self._said = now
-            print(text, file=sys.stderr, flush=True)
+    def begin(self, sizes: Sequence[int]) -> Callable[[int], None]:
+        """Returns a function to call with the number of each item that is done, of given bytes."""
+        start = said = time.perf_counter()
+        size, total = 0, max(sum(sizes), 1)
+
+        def show(number: int) -> None:
+            nonlocal size, said
+            size += sizes[number]
+            now = time.perf_counter()
+            speed = max(size, 1) / (now - start)
+            text = f"{self._stage}: {100 * size // total:3d} %  {speed / 1e6:,.1f} MB/s"
+            text += f"  {_duration((total - size) / speed)} left"
+            if self._live:
+                print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+            elif now - said > 60:
+                said = now
+                print(text, file=sys.stderr, flush=True)
+
+        return show
 
     def clear(self) -> None:
         """Removes the line."""

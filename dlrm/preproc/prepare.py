@@ -1,15 +1,14 @@
-"""The stages that all sources share, on any engine.
+"""The preparation of rows from any source, by any engine.
 
-    count       read every row once: its split, values of fields, statistics to fit, bad rows
-    dictionary  merge the counts, give ids to values and find the edges of bins
-    transform   read every row again and write it; rows to be shuffled go into buckets
-    shuffle     sort each bucket and write its rows
+    count       read every row once: its split, values of fields, statistics to fit, bad rows; the
+                engine sums the counts, and values get ids in its order
+    dictionary  write the transform
+    transform   read every row again, transform and pack it; the engine sorts, and rows are written
     describe    write the report, the files that describe the dataset, and their checksums
 
-Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
+Every finished stage leaves a marker in a `WorkFolder`.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,32 +18,28 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
+from dlrm.files import link_or_copy, sync_tree
 from dlrm.limits import MAX_TASKS
-from dlrm.manifest import checksum
-from dlrm.preproc.execution.engines import TaskError
-from dlrm.preproc.stages import report
-from dlrm.preproc.stages.column_statistics import Periods
-from dlrm.preproc.stages.counting import CountJob, count_part
-from dlrm.preproc.stages.dataset_files import TransformJob
-from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
-from dlrm.preproc.stages.extend import extend, lookups_of
-from dlrm.preproc.stages.fitting import (
-    facts_of,
-    fit,
+from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
+from dlrm.preproc.errors import TaskError
+from dlrm.preproc.fitting import (
+    NEVER,
+    Counted,
+    fitted_dictionaries,
+    fitted_numbers,
+    kinds_of,
     label_counts,
     negatives_of,
-    shared_out,
+    write_counted,
 )
-from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfinished, total_counts
+from dlrm.preproc.packing import PackJob, Written, packed_rows, write_rows
+from dlrm.preproc.stages import report
+from dlrm.preproc.stages.column_statistics import Periods, Statistics
+from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
-from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
 from dlrm.remote.cache import with_uris
-
-_BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
-_BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
@@ -83,39 +78,44 @@ def count(
     divider: Divider | Ranges,
     parts: Sequence[Any],
     name: str = "count",
-    bucket_bytes: int | None = None,
-) -> list[dict[str, Any]]:
-    """Reads every row once; returns the results of `count_part`.
+    fit: bool = True,
+) -> Counted:
+    """Reads every row once; writes the values that get ids, if `fit`, to the folder of the run."""
+    options, columns = run.options, counted_columns(run.options.schema) if fit else []
+    grows = [0] * len(columns)
+    known = None
+    if run.parent is not None and fit:
+        grows = run.parent.sizes
+        columns = run.parent.columns(columns)
+        known = run.parent.lookups, grows
+    job = CountJob(source, divider, options.quarantine, fit, known)
+    limits = [column.limit for column in columns] + [NEVER] * len(columns)
+    folder = run.work.folder(f"{name}.values")
 
-    With `bucket_bytes`, of input whose counts one task can merge, whatever repeats, the values of
-    training rows are counted as well.
-    """
-    sizes, folder, buckets = [part.size for part in parts], None, 1
-    if bucket_bytes is not None:
-        folder, least = str(run.work.folder("counts")), -(-sum(sizes) // bucket_bytes)
-        # Remembered, since a resumed run may have other cores.
-        buckets = run.work.once("count.buckets", lambda: max(run.engine.cores, least))
+    def read() -> Counted:
+        task = partial(partial_counts, job=job)
+        summed = run.engine.counts(list(enumerate(parts)), task, limits, stage.progress(parts))
+        counted = write_counted(summed, options.schema, columns, folder, grows)
+        sync_tree(folder)
+        return counted
+
     with run.stage(name) as stage:
-        options = run.options
-        job = CountJob(source, divider, folder, buckets, options.quarantine, options.seed)
-        items = list(enumerate(parts))
-        counted = stage.tasks(name.replace(" ", "."), partial(count_part, job=job), items, sizes)
-        stage.rows, stage.size = sum(sum(facts["rows"]) for facts in counted), sum(sizes)
+        counted = Counted(*run.work.once(name.replace(" ", "."), read))
+        stage.rows = sum(sum(facts["rows"]) for facts in counted.facts)
+        stage.size = sum(part.size for part in parts)
     return counted
 
 
-def quarantine(
-    run: PreparationRun, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
-) -> None:
+def quarantine(run: PreparationRun, parts: Sequence[Any], counted: Counted) -> None:
     """Writes the rows that were left out, one file per source; refuses if they are too many.
 
     A line has the location of the row, the reason, and its text.
     """
     if not run.options.quarantine:
         return
-    rejected = [facts["rejected"] for facts in counted]
+    rejected = [facts["rejected"] for facts in counted.facts]
     bad = sum(map(len, rejected))
-    total = bad + sum(sum(facts["rows"]) + facts["dropped"] for facts in counted)
+    total = bad + sum(sum(facts["rows"]) + facts["dropped"] for facts in counted.facts)
     if bad > run.options.max_bad_lines * total:
         part, rows = next((p, r) for p, r in zip(parts, rejected, strict=True) if r)
         raise TaskError(
@@ -143,7 +143,7 @@ def write_dataset(
     files: report.Files,
     columns: Sequence[str] = (),
     origin: dict[str, Any] | None = None,
-    more: Callable[[], dict[str, dict[str, int]]] | None = None,
+    more: Callable[[], Written] | None = None,
 ) -> dict[str, Any]:
     """Fits the transform to counted rows, and writes the dataset.
 
@@ -151,33 +151,69 @@ def write_dataset(
         files: names of the files, for the report.
         columns: names of all columns of a CSV; none for others.
         origin: origin of the rows, for the manifest, if files do not tell it.
-        more: transforms further rows, once there is a transform, and returns their totals.
+        more: transforms further rows, once there is a transform.
 
     Returns:
         Cardinalities, `totals` of each split, and `labels` with their counts.
     """
     options, output, counted = run.options, run.work.output, divided.counted
-    negatives = negatives_of(options.schema, counted)
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
-    facts = facts_of(run, counted, columns, negatives)
-    fit_rows = fit if run.parent is None else extend
-    fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
-    run.work.share(output / layout.TRANSFORM)
-    if run.parent is not None:
-        lookups_of(run, "lookups", output / layout.TRANSFORM)
+    fitted = fit(run, counted, output / layout.TRANSFORM, columns)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
-    periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
-    totals = transform(run, divided, targets, periods=periods)
-    totals |= more() if more is not None else {}
+    periods = report.periods_of(counted.facts, fitted.num_numerical) if options.report else None
+
+    def write() -> dict[str, Any]:
+        statistics = report.Collected(files, divided, periods, fitted, names)
+        totals, sums = transform(run, divided, targets, periods=periods, on_facts=statistics.add)
+        facts = report.facts(run, statistics, totals) if options.report else None
+        further = Written({}, {}) if more is None else more()
+        return {
+            "totals": totals | further.totals,
+            "sums": sums | further.checksums,
+            "report": facts,
+        }
+
+    written = run.work.once("written", write)
+    totals = written["totals"]
     with run.stage("describe"):
         if options.report:
-            report.write(output, report.facts(run, files, divided, periods, fitted, totals))
-        labels = label_counts(counted)
+            report.write(output, written["report"])
+        labels = label_counts(counted.facts)
         spec = _specification(run, fitted, totals, names)
-        return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
+        made = run, spec, totals, fitted.cardinalities, names, written["sums"], origin
+        return finish_dataset(*made, labels=labels)
+
+
+def fit(
+    run: PreparationRun, counted: Counted, directory: Path, columns: Sequence[str] = ()
+) -> Transform:
+    """Writes the transform of counted rows into a directory."""
+    options = run.options
+    schema = options.remembered_schema if columns else options.schema  # of a CSV
+    negatives = negatives_of(options.schema, counted.facts)
+    values = run.work.folder("count.values")
+    with run.stage("dictionary"):
+        if run.parent is not None:
+            made = run.parent.extended(options.schema, counted, values, directory, negatives)
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            for path in values.iterdir():
+                link_or_copy(str(path), str(directory / path.name))
+            numbers = run.work.result("numbers") or ()
+            made = (
+                fitted_numbers(options.schema, counted),
+                fitted_dictionaries(options.schema, counted, directory),
+                kinds_of(options.schema, counted.facts, numbers),
+                negatives,
+            )
+        fitted = Transform(schema, *made, columns, options.division.keep_negatives)
+        fitted.save_facts(directory)
+        run.write_lookups("lookups", directory)
+        sync_tree(directory)
+    return fitted
 
 
 def _check_splits(rows: np.ndarray, divider: Divider) -> None:
@@ -222,91 +258,44 @@ def transform(
     name: str = "transform",
     directory: Path | None = None,
     periods: Periods | None = None,
-) -> dict[str, dict[str, int]]:
+    on_facts: Callable[[int, dict[str, Statistics]], None] | None = None,
+) -> Written:
     """Transforms the rows of targets into the files of the output.
 
     Args:
-        targets: destinations of rows; at most one of them is shuffled.
+        targets: destinations of rows.
         directory: the fitted transform; by default that of the output.
         periods: periods that the report compares; None for rows without a time.
-
-    Returns:
-        For each target: rows, clicks, and so on, as `transform_split` counts them.
+        on_facts: called with the number of each part and the statistics of its rows.
     """
     work, options, parts = run.work, run.options, divided.parts
-    splits = [target.split for target in targets]
-    rows, ids = divided.rows[:, splits], divided.ids[:, splits]
-    job = TransformJob(
+    directory = directory or work.output / layout.TRANSFORM
+    job = PackJob(
         divided.source,
         divided.divider,
-        str(directory or work.output / layout.TRANSFORM),
+        str(directory),
         str(work.folder("lookups")),
-        str(work.output),
-        options.output_format,
         targets,
-        str(work.folder(f"{name}.columns")),
-        _shuffle_buckets(run, name, targets),
+        options.output_format,
         options.seed,
         options.quarantine,
-        str(work.folder(f"{name}.statistics")) if options.report else None,
-        extra_dtypes(options.schema),
-        (np.cumsum(rows, axis=0) - rows).tolist(),
-        (np.cumsum(ids, axis=0) - ids).tolist(),
+        on_facts is not None and options.report,
         periods,
     )
     with run.stage(name) as stage:
-        create_files(job)
-        counts, sizes = [part.rows for part in parts], [part.size for part in parts]
-        task = partial(transform_split, job=job)
-        items = list(enumerate(parts))
-        summaries = stage.tasks(f"{name}.columns", task, items, sizes, counts)
-        stage.rows, stage.size = sum(counts), sum(sizes)
-    names = [target.name for target in targets]
-    totals = {name: _sum([summary.get(name, {}) for summary in summaries]) for name in names}
+        task = partial(packed_rows, job=job)
+        packed = run.engine.sorted_rows(list(enumerate(parts)), task, stage.progress(parts))
+        fitted, none = Transform.load(directory), lambda number, statistics: None
+        made = packed, work.output, fitted, targets, options.output_format, on_facts or none
+        written = write_rows(*made)
+        stage.rows, stage.size = sum(part.rows for part in parts), sum(part.size for part in parts)
     for target in targets:
-        if totals[target.name].get("rows", 0) != target.rows:
+        if (rows := written.totals[target.name].get("rows", 0)) != target.rows:
             raise TaskError(
-                f"{target.name}: expected {target.rows} rows, as were counted before, got "
-                f"{totals[target.name].get('rows', 0)}: an input file has changed meanwhile"
+                f"{target.name}: expected {target.rows} rows, as were counted before, got {rows}: "
+                "an input file has changed meanwhile"
             )
-    for target in targets:
-        if target.shuffled and target.rows:
-            _shuffle(run, target, job)
-    return totals
-
-
-def _shuffle_buckets(run: PreparationRun, name: str, targets: Sequence[Target]) -> int:
-    """Returns the number of buckets of rows, such that one task can sort a bucket."""
-    rows = max(target.rows for target in targets)
-    num_ids = max(sum(target.num_ids) for target in targets)
-    least = max(-(-rows // _BUCKET_ROWS), -(-num_ids // _BUCKET_IDS))
-    return run.work.once(f"{name}.buckets", lambda: max(2 * run.engine.cores, least))
-
-
-def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
-    with run.stage("shuffle") as stage:
-        stage.rows = target.rows
-        if run.work.result("shuffled") is None:
-            run.work.fetch(Path(job.shuffle), INDEX)
-            sources = bucket_files(Path(job.shuffle))
-            counts = total_counts(sources)
-            rows, first = counts[:, 0].tolist(), (np.cumsum(counts, axis=0) - counts).tolist()
-            assert tuple(counts.sum(axis=0).tolist()) == (target.rows, *target.num_ids)
-            width = sum(dtype.itemsize for dtype in job.files(target).values())
-            stage.tasks(
-                "shuffle",
-                partial(write_bucket, sources=[str(path) for path in sources], job=job),
-                [(bucket, row, ids) for bucket, (row, *ids) in enumerate(first)],
-                [width * count for count in rows],
-                rows,
-            )
-            run.work.finish("shuffled", True)
-    shutil.rmtree(job.shuffle, ignore_errors=True)
-
-
-def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    names = dict.fromkeys(name for part in counts for name in part)
-    return {name: sum(part.get(name, 0) for part in counts) for name in names}
+    return written
 
 
 def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
@@ -323,6 +312,7 @@ def finish_dataset(
     totals: dict[str, dict[str, int]],
     cardinalities: Sequence[int],
     names: Sequence[str],
+    sums: dict[str, str],
     origin: dict[str, Any] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
@@ -331,6 +321,7 @@ def finish_dataset(
     Args:
         spec: describes the features; None if the format has none.
         totals, cardinalities: what each split has, and the rows of each table.
+        sums: checksums of the files of rows.
         origin: origin of the rows, for the manifest, if files do not tell it.
         facts: facts to return as well, also by a run that finds the dataset complete.
     """
@@ -339,31 +330,15 @@ def finish_dataset(
         spec.save()
     if spec is None or not spec.lists:  # readers of this file alone expect one id per row
         layout.write_model_size(output, cardinalities)
-    remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
     if run.parent is not None:
         made_of["increment"] = run.parent.manifest_facts()
-    layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
+    layout.write_dataset_manifest(output, rows, cardinalities, made_of, sums)
     tables = None if spec is None else spec.field_tables
     result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
     run.work.finish_output(result)
     return result
-
-
-def _checksums(run: PreparationRun) -> dict[str, str]:
-    """Returns checksums of every large file, computed by the engine if no task has done it."""
-    if (known := run.work.checksums()) is not None:
-        return known
-    output = run.work.output
-    names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
-    task = partial(_checksums_of, folder=str(output))
-    parts = run.work.run(run.engine, "checksums", task, shared_out(names))
-    return {name: crc for part in parts for name, crc in part.items()}
-
-
-def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
-    return {name: checksum(Path(folder, name)) for name in names}
 
 
 def summary(result: dict[str, Any]) -> list[str]:

@@ -1,19 +1,22 @@
 """The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.transform.cells import KEYS_OF_NAN
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
 from dlrm.data.transform.lists import Column, list_column, single
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
-from dlrm.files import sync
-from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
+from dlrm.preproc.engine import COUNTS, facts_batch
 from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.stages.source import Read, Rejected, Source
 
@@ -22,39 +25,75 @@ BETWEEN = " & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
+class CountedColumn(NamedTuple):
+    """The product of a counted column's values.
+
+    Attributes:
+        kind: "numbers" and "texts" become a dictionary, "bins" edges, and "ids" nothing.
+        limit: minimum count of a value.
+        most: maximum number of values with ids; None for all.
+        bins: number of bins.
+    """
+
+    kind: str = "numbers"
+    limit: int = 1
+    most: int | None = None
+    bins: int = 0
+
+
 class CountJob(NamedTuple):
-    """The arguments of `count_part` besides its part."""
+    """The arguments of `partial_counts` besides its part.
+
+    Attributes:
+        fit: whether to count the values of training rows; otherwise only rows are counted.
+        known: folder of the lookups of the dictionaries that the rows extend, and their sizes.
+    """
 
     source: Source
     divider: Divider | Ranges
-    folder: str | None  # for the counts; None counts rows only
-    buckets: int
     quarantine: bool
-    seed: int
+    fit: bool = True
+    known: tuple[str, Sequence[int]] | None = None
 
 
-def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
+def partial_counts(item: tuple[int, Any], job: CountJob) -> list[pa.RecordBatch]:
     """Reads a part once, so that no later stage meets an unreadable field.
 
     Statistics to fit are counted in training rows only.
 
     Returns:
-        Facts as JSON: those of `Source.read`; `rows`, with all three splits, and `positives`;
-        `dropped`, rows of no split; `ids` of each split and list field; `labels` with their counts;
-        `sums` of each column whose transform needs them; the first and last of the `times`, if
-        there are any; and the `rejected` rows. The counts of `counted_columns` are in
-        the folder of the job.
+        The counts of `counted_columns`, those of values with ids in the dictionaries that the rows
+        extend under further columns; and facts, as JSON: those of `Source.read`; `rows`, with all
+        three splits, and `positives`; `dropped`, rows of no split; `ids` of each split and list
+        field; `labels` with their counts; `sums` of each column whose transform needs them; the
+        `greatest` id of each field of ids; the first and last of the `times`, if there are any;
+        whether NaN is among the `nan` of each column; and the `rejected` rows.
     """
     number, part = item
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts: dict[str, Any] = {}
-    counted = _Counted(job.source.schema, job.seed)
+    counted = _Counted(job.source.schema)
     for read, splits in readable(job.source, job.divider, part, rejected, facts):
-        counted.add(read, splits, job.folder is not None)
-    if job.folder is not None:
-        write_counts(Path(job.folder, str(number)), counted.columns(), job.buckets)
-        sync(Path(job.folder))
-    return facts | counted.facts() | {"rejected": rejected or []}
+        counted.add(read, splits, job.fit)
+    facts |= counted.facts() | {"rejected": rejected or []}
+    if not job.fit:
+        return [facts_batch(COUNTS, number, facts)]
+    columns = counted.columns()
+    facts["nan"] = [bool(np.isin(KEYS_OF_NAN, column.keys).any()) for column in columns]
+    return [*_batches(columns, job.known), facts_batch(COUNTS, number, facts)]
+
+
+def _batches(
+    columns: Sequence[Counts], known: tuple[str, Sequence[int]] | None
+) -> Iterator[pa.RecordBatch]:
+    for place, counts in enumerate(columns):
+        numbers = np.full(len(counts.keys), place, np.int32)
+        if known is not None and place < len(known[1]) and (size := known[1][place]):
+            lookup = IdLookup.load(known[0], place, layout.id_dtype(size + 1))
+            numbers[lookup(Parsed.present(counts.keys)) != 0] += len(columns)
+        texts = pa.nulls(len(numbers), pa.large_binary()) if counts.texts is None else counts.texts
+        arrays = [numbers, counts.keys.astype(np.uint64), texts, counts.counts.astype(np.int64)]
+        yield pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=COUNTS)
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
@@ -62,8 +101,7 @@ def counted_columns(schema: Schema) -> list[CountedColumn]:
     columns = []
     for field, *_ in schema.dictionaries().values():
         kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
-        most = field.max_ids if field.cardinality is None else field.cardinality - 1
-        columns.append(CountedColumn(kind, field.frequency_limit, most))
+        columns.append(CountedColumn(kind, field.frequency_limit, field.max_ids))
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
         for field in schema.numerical
@@ -75,8 +113,9 @@ def counted_columns(schema: Schema) -> list[CountedColumn]:
 class _Counted:
     """Counts over the rows of a part."""
 
-    def __init__(self, schema: Schema, seed: int) -> None:
-        self._schema, self._seed = schema, seed
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._greatest = [0] * len(schema.dictionaries())  # of ids
         self._counts = [[_none_of(column)] for column in counted_columns(schema)]
         self._sums = [Sums() for _ in schema.numerical]
         self._rows, self._positives, self._dropped = [0, 0, 0], [0, 0, 0], 0
@@ -136,6 +175,7 @@ class _Counted:
             "ids": self._ids.tolist(),
             "times": self._times,
             "sums": [sums.to_list() for sums in self._sums],
+            "greatest": self._greatest,
         }
 
     def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
@@ -160,9 +200,8 @@ class _Counted:
             if field.type == "id":
                 place = self._places[i]
                 column, chosen = rows.categorical[i].each(kept)
-                keys = [self._counts[place][0].keys, column.take(chosen).by_row().values]
-                greatest = np.concatenate(keys).max(initial=0, keepdims=True)
-                self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
+                greatest = column.take(chosen).by_row().values.max(initial=0)
+                self._greatest[place] = max(self._greatest[place], int(greatest))
 
 
 def _places(schema: Schema) -> list[int]:

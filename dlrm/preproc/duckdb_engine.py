@@ -1,0 +1,235 @@
+"""Sums and sorts with DuckDB what processes or threads of this machine make of parts."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from dlrm.data.workers import end_processes, process_pool
+from dlrm.host_memory import host_memory
+from dlrm.preproc.engine import COUNTS, ROWS
+from dlrm.preproc.errors import EngineError, TaskError
+
+_ATTEMPTS = 3
+_BATCH_ROWS = 1 << 16
+_SHARE = 0.5  # of the free memory, for DuckDB
+_LEAST_MEMORY = 256 << 20
+# A second grouping leaves of the rare values of a column only their number, so that they are not
+# sorted. Facts about parts, whose column is -1, are kept.
+_SUMS = """
+    SELECT "column", key, text, n FROM (
+        SELECT "column", if(n > 0, key, count(*)::UBIGINT) AS key, text, n FROM (
+            SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
+                if(n < least, 0, n) AS n
+            FROM (
+                SELECT "column", key, min(text) AS text, sum(n)::BIGINT AS n,
+                    $limits["column" + 2] AS least
+                FROM given GROUP BY "column", key
+            )
+        ) GROUP BY "column", key, text, n
+    ) ORDER BY "column", n DESC, text, key
+"""
+_SORTED = 'SELECT split, key, "row" FROM given ORDER BY split, key'
+
+
+class DuckDbEngine:
+    """An engine of one machine; see `dlrm.preproc.engine.Engine`.
+
+    Args:
+        start: starts what runs the functions: processes, or threads.
+        cores: number of calls at a time, and of threads of DuckDB.
+        folder: directory for what DuckDB spills.
+        memory: bytes that DuckDB may use; None is a share of what is free.
+    """
+
+    def __init__(
+        self, start: Callable[[], Executor], cores: int, folder: Path, memory: int | None = None
+    ) -> None:
+        self._start, self._pool, self.cores, self._folder = start, start(), cores, folder
+        free = (host_memory() or (8 << 30, 0))[0]
+        self._memory = memory or max(int(_SHARE * free), _LEAST_MEMORY)
+
+    def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """Yields results in the order of their items; see `Engine`."""
+        results = dict(self._results(task, items))
+        yield from (results[number] for number in range(len(items)))
+
+    def counts(
+        self,
+        parts: Sequence[Any],
+        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        limits: Sequence[int],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the sums of counts; see `Engine`."""
+        given = self._batches(partial_counts, parts, on_part)
+        yield from self._query(_SUMS, COUNTS, given, {"limits": [1, *limits]})
+
+    def sorted_rows(
+        self,
+        parts: Sequence[Any],
+        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields rows in their order; see `Engine`."""
+        yield from self._query(_SORTED, ROWS, self._batches(packed_rows, parts, on_part), {})
+
+    def _batches(
+        self, function: Callable[[Any], Any], parts: Sequence[Any], on_part: Callable[[int], None]
+    ) -> Iterator[pa.RecordBatch]:
+        for number, batches in self._results(function, parts):
+            on_part(number)
+            yield from batches
+
+    def _results(
+        self, function: Callable[[Any], Any], items: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields numbers of items and their results as they come, a few ahead."""
+        left, attempts = list(enumerate(items))[::-1], 0
+        running: dict[Future, tuple[int, Any]] = {}
+        while left or running:
+            while left and len(running) <= self.cores:
+                number, item = left.pop()
+                running[self._pool.submit(function, item)] = number, item
+            try:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = future.result()
+                    yield running.pop(future)[0], result
+            except (ValueError, OSError) as error:
+                raise TaskError(str(error)) from error
+            except BrokenProcessPool as error:
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise EngineError(
+                        f"a process was killed {_ATTEMPTS} times, as by a kernel that ran out of "
+                        "memory; fewer --cores, or a smaller --memory or --split_bytes need less"
+                    ) from error
+                left += [*running.values()][::-1]
+                running.clear()
+                self._pool = self._start()
+
+    def _query(
+        self, query: str, schema: pa.Schema, given: Iterator[Any], values: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        errors: list[BaseException] = []
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from given
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        settings: dict[str, Any] = {
+            "threads": self.cores,
+            "memory_limit": f"{self._memory}B",
+            "temp_directory": str(self._folder),
+            "preserve_insertion_order": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "arrow_large_buffer_size": True,
+        }
+        with duckdb.connect(config=settings) as connection:
+            connection.register("given", pa.RecordBatchReader.from_batches(schema, noted()))
+            try:
+                yield from connection.sql(query, params=values).to_arrow_reader(_BATCH_ROWS)
+            except duckdb.Error as error:
+                if errors:
+                    raise errors[0] from None
+                raise TaskError(str(error)) from error
+
+    def stop(self) -> None:
+        """Ends the processes or threads."""
+        if isinstance(self._pool, ProcessPoolExecutor):
+            end_processes(self._pool)
+        else:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def local_engine(
+    cores: int, folder: Path, memory: int | None = None, forked: bool = False
+) -> Iterator[DuckDbEngine]:
+    """Starts one process per core, and ends them with the block, or with this process."""
+    return_memory()
+    engine = DuckDbEngine(partial(_started, cores, forked), cores, folder, memory)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def _started(cores: int, forked: bool) -> Executor:
+    pool = process_pool(cores, forked)
+    for _ in range(cores):
+        pool.submit(os.getpid)  # starts a process, whose imports overlap with ours
+    return pool
+
+
+@contextmanager
+def thread_engine(cores: int, folder: Path) -> Iterator[DuckDbEngine]:
+    """Starts one thread per core, and waits for their tasks at the end of the block.
+
+    It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,
+    and imports nothing again. Most of the work is in NumPy and Arrow, which run in parallel.
+    """
+    engine = DuckDbEngine(partial(ThreadPoolExecutor, cores), cores, folder)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def return_memory() -> None:
+    """Makes Arrow return memory, here and in processes started from now on.
+
+    Its default pool, mimalloc, reserves 1 GiB and keeps freed memory: 50 MB more per process. In
+    copies of a process it also takes twice as long in the kernel. The user's choice takes
+    precedence.
+    """
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
+        if (arrow := sys.modules.get("pyarrow")) is not None:
+            arrow.set_memory_pool(arrow.system_memory_pool())
+
+
+class _NoPandas:
+    """A finder of modules that finds no pandas."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def skip_pandas() -> None:
+    """Keeps Arrow from importing pandas in this process and its copies, which takes 0.3 s.
+
+    Arrow looks for pandas at the first list that becomes an array, and remembers that there is
+    none. Nothing changes if the program has imported it.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]
+    try:
+        pa.array([0])
+        pa.array(np.zeros(1))  # imports numpy.ma, which copies then have
+    finally:
+        sys.meta_path.remove(_NoPandas)  # type: ignore[arg-type]

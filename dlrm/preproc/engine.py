@@ -1,0 +1,82 @@
+"""The interface of engines, which sum and sort what functions over parts of the input return."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+FACTS = -1  # the column, or split, of facts about a part; its key is the part's number
+# A value of a column and its number of occurrences; texts also have their bytes.
+COUNTS = pa.schema(
+    [
+        ("column", pa.int32()),
+        ("key", pa.uint64()),
+        ("text", pa.large_binary()),
+        ("n", pa.int64()),
+    ]
+)
+ROWS = pa.schema([("split", pa.int32()), ("key", pa.uint64()), ("row", pa.large_binary())])
+
+
+def facts_batch(schema: pa.Schema, number: int, facts: Any) -> pa.RecordBatch:
+    """Returns facts about a part, JSON or bytes, in the form of counts or rows."""
+    content = facts if isinstance(facts, bytes) else json.dumps(facts).encode()
+    values = [[FACTS], [number], [content], [1]]
+    arrays = [pa.array(value, field.type) for value, field in zip(values, schema, strict=False)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def slices(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yields consecutive rows of one column or split, with its number."""
+    for batch in batches:
+        numbers = batch.column(0).to_numpy()
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for begin, end in zip(edges, edges[1:], strict=False):
+            if begin < end:
+                yield int(numbers[begin]), batch.slice(begin, end - begin)
+
+
+class Engine(Protocol):
+    """Sums and sorts, with as much memory as it is allowed, what functions make of parts.
+
+    A function may be called more than once with a part. All methods raise TaskError if it raises a
+    ValueError or OSError, and EngineError if it could not be run.
+    """
+
+    @property
+    def cores(self) -> int:
+        """Returns the number of parts that are read at a time."""
+
+    def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """Yields the results of a function for some items, in their order."""
+
+    def counts(
+        self,
+        parts: Sequence[Any],
+        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        limits: Sequence[int],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the sums of the counts of all parts, by column, then descending, then by value.
+
+        Args:
+            parts: parts of the input.
+            partial_counts: returns batches of `COUNTS` for a part.
+            limits: for each column, the least sum of a value that is kept. The last entry of a
+                column has in place of a key the number of other values, and 0 occurrences.
+            on_part: called with the number of a part that has been read.
+        """
+
+    def sorted_rows(
+        self,
+        parts: Sequence[Any],
+        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of all parts, by split and key.
+
+        Args:
+            packed_rows: returns batches of `ROWS` for a part.
+        """
