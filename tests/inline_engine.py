@@ -1,18 +1,22 @@
-"""An engine of preparation that runs tasks in this process."""
+"""An engine of preparation that runs functions in this process."""
 
-from dlrm.preproc.execution.engines import TaskError
+from concurrent.futures import Executor, Future
+
+from dlrm.preproc.duckdb_engine import DuckDbEngine
 
 
-class InlineEngine:
-    """Runs tasks in this process, one after another, for small inputs."""
+class _Inline(Executor):
+    def submit(self, function, *arguments):
+        future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
-    cores = 1
-    is_distributed = False
 
-    def run(self, stage, task, items):
-        """Calls a task with every item; see `Engine`."""
-        for item in items:
-            try:
-                task(item)
-            except (ValueError, OSError) as error:
-                raise TaskError(str(error)) from error
+class InlineEngine(DuckDbEngine):
+    """Calls functions in this process, one after another, for small inputs."""
+
+    def __init__(self):
+        super().__init__(_Inline, 1, None, 1 << 28)

@@ -15,7 +15,7 @@ from tables_testing import prepare
 
 from dlrm.pages import Bar, Section, Tile, document, note, table
 from dlrm.pages.charts import ChartLine, chart
-from dlrm.preproc.execution.engines import local_engine
+from dlrm.preproc.duckdb_engine import local_engine
 
 NASTY = "<script>alert('&')</script>"
 LONG = "a_column_whose_name_has_no_space_and_is_much_longer_than_a_phone_is_wide" * 2

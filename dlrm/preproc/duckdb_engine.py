@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import duckdb
@@ -53,12 +54,16 @@ class DuckDbEngine:
     Args:
         start: starts what runs the functions: processes, or threads.
         cores: number of calls at a time, and of threads of DuckDB.
-        folder: directory for what DuckDB spills.
+        folder: directory for what DuckDB spills; None is that of the system.
         memory: bytes that DuckDB may use; None is a share of what is free.
     """
 
     def __init__(
-        self, start: Callable[[], Executor], cores: int, folder: Path, memory: int | None = None
+        self,
+        start: Callable[[], Executor],
+        cores: int,
+        folder: Path | None = None,
+        memory: int | None = None,
     ) -> None:
         self._start, self._pool, self.cores, self._folder = start, start(), cores, folder
         free = (host_memory() or (8 << 30, 0))[0]
@@ -139,7 +144,7 @@ class DuckDbEngine:
         settings: dict[str, Any] = {
             "threads": self.cores,
             "memory_limit": f"{self._memory}B",
-            "temp_directory": str(self._folder),
+            "temp_directory": str(self._folder or gettempdir()),
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -164,7 +169,7 @@ class DuckDbEngine:
 
 @contextmanager
 def local_engine(
-    cores: int, folder: Path, memory: int | None = None, forked: bool = False
+    cores: int, folder: Path | None = None, memory: int | None = None, forked: bool = False
 ) -> Iterator[DuckDbEngine]:
     """Starts one process per core, and ends them with the block, or with this process."""
     return_memory()

@@ -18,7 +18,7 @@ from tables_testing import contents, prepare
 import dlrm
 from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.execution.engines import thread_engine
+from dlrm.preproc.duckdb_engine import thread_engine
 
 ROWS = GROUP_ROWS + 5000  # two row groups
 SCHEMA = {

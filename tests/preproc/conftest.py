@@ -7,7 +7,7 @@ import pytest
 def spark(java, storage, tmp_path_factory):
     """One Spark for all tests, as it takes seconds to start; its workers know the storage."""
     pytest.importorskip("pyspark")
-    from dlrm.preproc.execution.engines import EngineError
+    from dlrm.preproc.errors import EngineError
     from dlrm.preproc.execution.spark_engine import spark_engine
 
     folder = tmp_path_factory.mktemp("spark")
@@ -25,7 +25,7 @@ def spark(java, storage, tmp_path_factory):
 @pytest.fixture(scope="session")
 def local():
     """Two processes for all tests."""
-    from dlrm.preproc.execution.engines import local_engine
+    from dlrm.preproc.duckdb_engine import local_engine
 
     with local_engine(2) as engine:
         yield engine

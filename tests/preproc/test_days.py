@@ -14,8 +14,8 @@ from dlrm.data.clicks.layout import id_dtype
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.difference import check_extends
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.execution.engines import TaskError
-from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.errors import TaskError
+from dlrm.preproc.work_folder import open_work_folder
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.pipeline import prepare as prepare_logs
 from dlrm.preproc.logs.raw_log import find_days

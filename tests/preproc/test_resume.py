@@ -14,12 +14,13 @@ from preproc_testing import GOOD, KilledError, killed_at, write_days
 from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
-from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.duckdb_engine import local_engine
+from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.prepare import input_facts
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
@@ -80,7 +81,7 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
 def leave_work_folder(monkeypatch, raw, output, options):
     """Ends a run between publishing its output and removing its work folder."""
     with monkeypatch.context() as patch:
-        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
+        patch.setattr("dlrm.preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(Inline(), raw, output, **options)
 

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from dlrm.command_line import Terminated, terminable
-from dlrm.preproc.execution.engines import EngineError
+from dlrm.preproc.errors import EngineError
 from dlrm.preproc.execution.spark_engine import (
     SparkEngine,
     configuration,

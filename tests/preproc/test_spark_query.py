@@ -13,7 +13,7 @@ from tables_testing import contents
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
-from dlrm.preproc.execution.engines import EngineError
+from dlrm.preproc.errors import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, _version
 from dlrm.preproc.execution.stored_work import driver_folder
 from dlrm.preproc.prepare_tables import prepare_tables

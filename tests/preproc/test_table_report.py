@@ -195,7 +195,7 @@ def test_days_are_told_apart_where_there_are_times_and_files_elsewhere(
 
 
 def test_report_does_not_depend_on_parts_or_processes(timed, folder, tmp_path):
-    from dlrm.preproc.execution.engines import local_engine
+    from dlrm.preproc.duckdb_engine import local_engine
 
     with local_engine(1) as engine:
         prepared(engine, folder, tmp_path / "o", SCHEMA | {"time": "when"}, split_bytes=2000)

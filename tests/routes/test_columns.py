@@ -17,7 +17,7 @@ from tables_testing import prepare
 import dlrm
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.stages.options import IncrementConfig
 
 NAN = float("nan")

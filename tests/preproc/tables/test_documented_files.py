@@ -20,7 +20,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import Seen, batches_of as drafted_batches
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import ConfigFlags, UsageError
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 from dlrm.remote.uri import SCHEMES
 from dlrm.scripts.prepare.flags import PrepareConfig
 from dlrm.serving.rows.python_rows import frame_of

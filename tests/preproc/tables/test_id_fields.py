@@ -17,7 +17,7 @@ from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 
 SCHEMA = {
     "label": "y",

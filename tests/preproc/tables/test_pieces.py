@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tables_testing import contents, prepare
 
 from dlrm.data.sources import native
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 
 SCHEMA = {"label": "y", "numerical": [{"column": "x", "transform": "none"}], "categorical": ["c"]}
 RANGES = {"split_bytes": 1 << 12, "test_fraction": 0.2}

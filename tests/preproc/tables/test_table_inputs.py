@@ -15,7 +15,7 @@ from tables_testing import COLUMNAR, contents, prepare, write_table
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.parts import parts_of
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 
 SCHEMA = {
     "label": "y",

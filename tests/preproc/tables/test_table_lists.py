@@ -19,7 +19,7 @@ from dlrm.data.tables.samples import batches_of
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.stages import tasks
 
 SCHEMA = {

@@ -17,7 +17,7 @@ from table_oracle import SPLITS, Oracle, text_of
 from tables_testing import contents, prepare
 
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 WORDS = [

@@ -9,7 +9,7 @@ import pytest
 from preproc_testing import KilledError
 from tables_testing import Inline, contents, prepare
 
-from dlrm.preproc.execution.engines import local_engine
+from dlrm.preproc.duckdb_engine import local_engine
 
 pytestmark = pytest.mark.long
 SCHEMA = {

@@ -11,7 +11,7 @@ from tables_testing import contents, prepare
 
 from dlrm.data.transform.logs import log_schema
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.errors import TaskError
 
 SCHEMA = {"label": "y", "numerical": [{"column": "x", "transform": "none"}]}
 
