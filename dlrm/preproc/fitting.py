@@ -258,13 +258,16 @@ def label_counts(facts: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def kinds_of(
-    schema: Schema, facts: Sequence[dict[str, Any]], numbers: Sequence[str] = ()
+    schema: Schema, facts: Sequence[dict[str, Any]], copied: Sequence[str] | None = None
 ) -> list[str]:
     """Returns the kind of each categorical field's values: numbers, or anything else as text.
 
     Args:
-        numbers: fields whose texts are those of numbers in JSON.
+        copied: fields whose texts are those of numbers of JSON, in copies; None without copies.
     """
+    found = [part["numbers"] for part in facts if "numbers" in part]
+    found += [] if copied is None else [copied]
+    numbers = set(found[0]).intersection(*found[1:]) if found else set()
     kinds = []
     for place, field in enumerate(schema.categorical):
         met = set().union(*(part["kinds"][place] for part in facts))

@@ -202,11 +202,10 @@ def fit(
             directory.mkdir(parents=True, exist_ok=True)
             for path in values.iterdir():
                 link_or_copy(str(path), str(directory / path.name))
-            numbers = run.work.result("numbers") or ()
             made = (
                 fitted_numbers(options.schema, counted),
                 fitted_dictionaries(options.schema, counted, directory),
-                kinds_of(options.schema, counted.facts, numbers),
+                kinds_of(options.schema, counted.facts, run.work.result("copied.numbers")),
                 negatives,
             )
         fitted = Transform(schema, *made, columns, options.division.keep_negatives)

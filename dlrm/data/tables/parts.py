@@ -1,19 +1,16 @@
 """Parts of files that tasks read: measured, found again and read a batch at a time."""
 
-import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dlrm.data.tables.files import ARROW, PARQUET, kind_named
+from dlrm.data.tables.files import PARQUET, kind_named
 from dlrm.data.tables.kinds.columnar import Columnar, Groups
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
-from dlrm.data.tables.pieces import Copied
-from dlrm.remote import task_files
 
 _BLOCK_BYTES = 1 << 20
 
@@ -36,7 +33,6 @@ class FilePart(NamedTuple):
         crc: CRC-32 of the bytes of the groups when they were counted, which later reads verify;
             None if unknown.
         kind: the name of the kind of the file; see `kind_named`.
-        origins: of a copy of several files, or of lines of one, the rows of each.
     """
 
     path: str
@@ -52,53 +48,31 @@ class FilePart(NamedTuple):
     staged: bool
     crc: int | None = None
     kind: str = PARQUET.name
-    origins: Sequence["Origin"] = ()
-
-    @classmethod
-    def from_list(cls, values: list[Any]) -> "FilePart":
-        """Returns a part whose values were stored as JSON."""
-        part = cls(*values)
-        return part._replace(origins=[Origin(*origin) for origin in part.origins])
 
     def file_of(self, row: int) -> int:
-        """Returns the number of the file that a row of the part, from 0, is of."""
-        return self._origin(row)[0].file if self.origins else self.file
+        """Returns the number of the file."""
+        return self.file
 
     def source_of(self, row: int) -> str:
-        """Returns the user's file that a row of the part, from 0, is of."""
-        return self._origin(row)[0].source if self.origins else self.source
-
-    def _origin(self, row: int) -> tuple["Origin", int]:
-        """Returns the origin of a row, and the row's number among those of it."""
-        for origin in self.origins:
-            if row < origin.rows:
-                return origin, row
-            row -= origin.rows
-        raise IndexError(row)
+        """Returns the user's file."""
+        return self.source
 
     def where(self, row: int) -> str:
         """Returns the location of a row of the part, from 0: the file, and its group or line.
 
         For a table in memory it is the row of the table.
         """
-        kind, opened, of_part = self._kind, self._open(), row
-        if self.origins:
-            origin, row = self._origin(row)
-            if LINE in opened.schema.names:
-                batches = kind.read(opened, self.source, self.begin, [LINE], {})
-                line = pa.Table.from_batches(batches).column(0)[of_part].as_py()
-                if isinstance(line, str):  # with the files of a specification
-                    return f"{Path(origin.source).parent}/{line}"
-                return f"{origin.source}, line {origin.lines + line}"
-            of_file = kind_named(origin.kind)
-            assert isinstance(of_file, Columnar), "text has lines"
-            opened = of_file.open(origin.source, origin.source)
-            group, row = _group_of(opened, 0, row)
-            return of_file.where(origin.source, group, 0, row)
-        group, row = _group_of(opened, self.begin, row)
+        opened = self._open()
+        group, of_group = _group_of(opened, self.begin, row)
+        if LINE in opened.schema.names:
+            batches = self._kind.read(opened, self.source, group, [LINE], {})
+            line = pa.Table.from_batches(batches).column(0)[of_group].as_py()
+            if isinstance(line, str):  # with the files of a specification
+                return f"{Path(self.source).parent}/{line}"
+            return f"{self.source}, line {line}"
         if self.staged:
-            return f"{self.source}, row {self.first_of_file + of_part}"
-        return kind.where(self.source, group, 0, row)
+            return f"{self.source}, row {self.first_of_file + row}"
+        return self._kind.where(self.source, group, 0, of_group)
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
@@ -121,7 +95,9 @@ class FilePart(NamedTuple):
                 "file has changed; --restart begins anew"
             )
 
-    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, columns: Sequence[str], facts: dict[str, Any] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yields the rows, some at a time; see `Columnar.read`."""
         opened = self._open()
         for group in range(self.begin, self.end):
@@ -134,34 +110,97 @@ class FilePart(NamedTuple):
         return kind
 
     def _open(self) -> Groups:
-        if not task_files.is_active():
-            return self._kind.open(self.path, self.source)
-        if self._kind is not PARQUET:
-            task_files.fetch(self.path)
-            return self._kind.open(self.path, self.source)
-        task_files.fetch_ends(self.path)
-        opened = self._kind.open(self.path, self.source)
-        groups = [opened.group(number) for number in range(self.begin, self.end)]
-        task_files.fetch(self.path, [(group.begin, group.end) for group in groups])
-        return opened
+        return self._kind.open(self.path, self.source)
 
 
-class Origin(NamedTuple):
-    """The rows of a part from a file.
+class JoinedPart(NamedTuple):
+    """Parts of small files, which one task reads; see `FilePart`."""
 
-    Attributes:
-        source: the user's file.
-        file: its number among all files.
-        rows: number of rows.
-        lines: number of lines of text before them, and before those that the part's lines count.
-        kind: the name of the kind of the file.
+    parts: Sequence[FilePart]
+    first_row: int = 0
+    crc: list[int] | None = None
+
+    @property
+    def staged(self) -> bool:
+        """Returns whether batches have the column `PROBLEM`."""
+        return False
+
+    @property
+    def file(self) -> int:
+        """Number of the first file."""
+        return self.parts[0].file
+
+    @property
+    def source(self) -> str:
+        """The first file."""
+        return self.parts[0].source
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(part.size for part in self.parts)
+
+    def _part(self, row: int) -> tuple[FilePart, int]:
+        for part in self.parts:
+            if row < part.rows:
+                return part, row
+            row -= part.rows
+        raise IndexError(row)
+
+    def file_of(self, row: int) -> int:
+        """Returns the number of the file that a row of the part, from 0, is of."""
+        return self._part(row)[0].file
+
+    def source_of(self, row: int) -> str:
+        """Returns the file that a row of the part, from 0, is of."""
+        return self._part(row)[0].source
+
+    def where(self, row: int) -> str:
+        """Returns the location of a row of the part, from 0."""
+        part, row = self._part(row)
+        return part.where(row)
+
+    def checksum(self) -> list[int]:
+        """Returns the checksum of each part."""
+        return [part.checksum() for part in self.parts]
+
+    def check(self) -> None:
+        """Raises ValueError if a file has changed since it was counted."""
+        for part, crc in zip(self.parts, self.crc or (), strict=False):
+            part._replace(crc=crc).check()
+
+    def read(
+        self, columns: Sequence[str], facts: dict[str, Any] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows, some at a time."""
+        for part in self.parts:
+            yield from part.read(columns)
+
+
+def joined(
+    parts: Sequence[FilePart], part_bytes: int, groups: Sequence[Any]
+) -> list[FilePart | JoinedPart]:
+    """Returns parts, of which consecutive small ones of other files are together.
+
+    Args:
+        part_bytes: approximate maximum size of a part.
+        groups: files in one part have the same of these.
     """
-
-    source: str
-    file: int
-    rows: int
-    lines: int
-    kind: str
+    made: list[list[FilePart]] = []
+    for part in parts:
+        last = made[-1] if made else []
+        size = sum(one.size for one in last) + part.size
+        follows = last and size <= part_bytes and groups[last[0].file] == groups[part.file]
+        if follows and not part.staged:
+            last.append(part)
+        else:
+            made.append([part])
+    return [of_one[0] if len(of_one) == 1 else JoinedPart(of_one) for of_one in made]
 
 
 def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
@@ -171,32 +210,21 @@ def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
     return group, row
 
 
-def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[FilePart]:
-    """Divides files into parts of whole groups, in the order of their rows.
+def parts_of_file(
+    number: int, file: TableFile, part_bytes: int, copy: tuple[Path, Columnar] | None = None
+) -> Iterator[FilePart]:
+    """Yields parts of whole groups of a file, with 0 as the number of rows before all.
 
     Args:
-        files: the file to read, which is one of Parquet if it is a copy, and the user's file.
+        number: number of the file among all files.
         part_bytes: approximate maximum size of a part on disk.
+        copy: the copy to read in its place, which has the columns of folders, and its kind.
 
     Raises:
         ValueError: a file is of another kind, or damaged; the message names it.
     """
-    return in_order([parts_of_file(n, *file, part_bytes) for n, file in enumerate(files)])
-
-
-def in_order(parts: Iterable[Iterable[FilePart]]) -> list[FilePart]:
-    """Returns parts with the number of rows before each."""
-    rows, placed = 0, []
-    for part in itertools.chain.from_iterable(parts):
-        placed.append(part._replace(first_row=rows))
-        rows += part.rows
-    return placed
-
-
-def parts_of_file(number: int, path: Path, file: TableFile, part_bytes: int) -> Iterator[FilePart]:
-    """Yields the parts of a file, with 0 as the number of rows before all; see `parts_of`."""
-    staged = path.resolve() != file.path.resolve()
-    kind, partition = PARQUET if staged else file.kind, file.partition
+    path, kind = (file.path.resolve(), file.kind) if copy is None else copy
+    partition = file.partition if copy is None else {}
     assert isinstance(kind, Columnar), "others are staged"
     opened = kind.open(path, file.path)
     begin, size, rows, of_file = 0, 0, 0, 0
@@ -206,22 +234,8 @@ def parts_of_file(number: int, path: Path, file: TableFile, part_bytes: int) -> 
         rows += facts.rows
         if size >= part_bytes or group + 1 == opened.num_groups:
             place = (number, begin, group + 1, 0, of_file, rows, size)
-            yield FilePart(str(path), str(file.path), *place, partition, staged, kind=kind.name)
+            yield FilePart(
+                str(path), str(file.path), *place, partition, copy is not None, kind=kind.name
+            )
             of_file += rows
             begin, size, rows = group + 1, 0, 0
-
-
-def parts_of_copies(
-    files: Sequence[TableFile], copies: Iterable[tuple[str, Copied]]
-) -> Iterator[FilePart]:
-    """Yields a part for each copy, in the order of their rows, with 0 rows before all."""
-    lines: dict[int, int] = {}
-    for path, copy in copies:
-        origins = []
-        for number, rows, of_range in copy.origins:
-            before, file = lines.get(number, 0), files[number]
-            origins.append(Origin(str(file.path), number, rows, before, file.kind.name))
-            lines[number] = before + of_range
-        first = origins[0]
-        place = (first.file, 0, 1, 0, 0, copy.rows, copy.size)
-        yield FilePart(path, first.source, *place, {}, True, kind=ARROW.name, origins=origins)

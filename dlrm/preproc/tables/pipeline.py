@@ -1,14 +1,16 @@
 """The stages that turn tables into a dataset, on any engine.
 
     spark       a table or query of Spark to Parquet, if there is one
-    stage       text and small files to Arrow, tables in memory to Parquet, if there are any
+    copy        tables in memory to Parquet
+    lines       count the rows of text, and copy to Arrow what cannot be read in parts: packed
+                files, other encodings than UTF-8, and rows of several lines
 
 Those of `dlrm.preproc.prepare` follow.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,21 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_files import ByteRange
-from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import FRAME, JSON_LINES, PARQUET, TableFile
+from dlrm.data.tables.files import ARROW, FRAME, JSON_LINES, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
-from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, path_of_copy, pieces_of
+from dlrm.data.tables.parts import FilePart, JoinedPart, joined, parts_of_file
+from dlrm.data.tables.text_parts import (
+    Measured,
+    Origin,
+    TextColumns,
+    TextPart,
+    copy,
+    measure,
+    text_parts,
+)
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages import report
@@ -33,14 +42,15 @@ from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
-from dlrm.remote import task_files
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
 _OF_JSON = 32 << 20  # the largest of JSON lines, whose copies lack the names on each line
-_LEAST_PIECE = 1 << 12  # of text, whatever the user sets
+_LEAST_TEXT = 1 << 12  # whatever the user sets
 _PARTS_PER_CORE = 2
-_HEADER_BYTES = 8 << 20  # of CSV, to read its header
 _MOST_NOTES = 3  # about files whose rows extend over several lines
+
+
+Part = FilePart | JoinedPart | TextPart
 
 
 @dataclass(frozen=True)
@@ -104,18 +114,13 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:
-        headers = (_header(file, options.format) for file in inputs.files)
+        headers = (file.columns(options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     names = Files([_name(file) for file in inputs.files])
     if inputs.query is not None:  # whose files have other names in each run
         names = Files([f"part-{number:05d}" for number in range(len(inputs.files))])
     divided = Divided(source, divider, parts, rows, ids, counted)
     return write_dataset(run, divided, names, columns, origin)
-
-
-def _header(file: TableFile, text: TextFormat) -> list[str]:
-    task_files.fetch(file.path, [(0, _HEADER_BYTES)])
-    return file.columns(text)
 
 
 def _name(file: TableFile) -> str:
@@ -131,8 +136,7 @@ def _from_spark(run: PreparationRun, inputs: InputFiles) -> tuple[InputFiles, di
 
     def read() -> dict[str, Any]:
         with run.stage("spark"):
-            stored = read_query(run.engine, query, _columns(run.options), folder)
-        return stored
+            return read_query(run.engine, query, _columns(run.options), folder)
 
     stored = run.work.once("spark", read)
     files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
@@ -145,10 +149,103 @@ def _columns(options: TableOptions) -> list[str]:
     return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
 
 
-def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
-    """Divides the input into parts: those of the resumed run, or new ones."""
-    stored = run.work.once("count.splits", lambda: _staged(run, inputs))
-    return [FilePart.from_list(part) for part in stored]
+def _parts(run: PreparationRun, inputs: InputFiles) -> list[Part]:
+    """Divides the input into parts, in order: those of the resumed run, or new ones."""
+    how, rows, placed = _text_columns(run.options), 0, list[Part]()
+    stored = run.work.once("parts", lambda: [_stored(part) for part in _found(run, inputs, how)])
+    for part in (_restored(kind, values, inputs.files, how) for kind, values in stored):
+        placed.append(part._replace(first_row=rows))
+        rows += part.rows
+    return placed
+
+
+def _stored(part: Part) -> list[Any]:
+    """Returns a part as JSON."""
+    if isinstance(part, TextPart):
+        return ["text", [[number for number, _ in part.files], *part[2:]]]
+    return ["joined", list(part.parts)] if isinstance(part, JoinedPart) else ["file", part]
+
+
+def _restored(kind: str, values: Any, files: Sequence[TableFile], how: TextColumns) -> Part:
+    if kind == "text":
+        numbers, within, names, origins, *others = values
+        of_part = [(number, files[number]) for number in numbers]
+        lines = within and ByteRange(*within)
+        return TextPart(of_part, how, lines, names, [Origin(*one) for one in origins], *others)
+    return JoinedPart([FilePart(*v) for v in values]) if kind == "joined" else FilePart(*values)
+
+
+def _found(run: PreparationRun, inputs: InputFiles, how: TextColumns) -> Iterator[Part]:
+    """Yields the parts of the files; those that cannot be read in parts are copied first."""
+    options: TableOptions = run.options
+    files, numbered = inputs.files, list(enumerate(inputs.files))
+    kind = files[0].kind
+    if kind is FRAME:
+        for number, file in numbered:
+            path = _copied_frame(run, file, how.columns, number)
+            size = _part_bytes(run, path.stat().st_size)
+            yield from parts_of_file(number, file, size, (path, PARQUET))
+        return
+    size = sum(file.path.stat().st_size for file in files)
+    part_bytes = _part_bytes(run, size, kind)
+    groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
+    if isinstance(kind, Text):
+        with run.stage("lines") as stage:
+            parts = list(_text_parts(run, numbered, how, max(part_bytes, _LEAST_TEXT), groups))
+            stage.rows, stage.size = sum(part.rows for part in parts), size
+        yield from parts
+        return
+    for file in files:
+        check_columns(file.path, file.columns(options.format), how.columns)
+    of_files = (parts_of_file(number, file, part_bytes) for number, file in numbered)
+    yield from joined([*itertools.chain.from_iterable(of_files)], part_bytes, groups)
+
+
+def _text_parts(
+    run: PreparationRun,
+    files: Sequence[tuple[int, TableFile]],
+    how: TextColumns,
+    part_bytes: int,
+    groups: Sequence[Any],
+) -> Iterator[Part]:
+    parts = text_parts(files, how, part_bytes, groups)
+    measured = list(run.engine.map(measure, parts))
+    undecided = {part.file for part, found in zip(parts, measured, strict=True) if found is None}
+    folder, lines = run.work.folder("copies"), dict[int, int]()
+    copies = {
+        part.file: (part._replace(within=None, names=()), str(folder / f"{part.file}.arrow"))
+        for part in parts
+        if part.file in undecided or part.is_alone(part_bytes)
+    }
+    copied = dict(zip(copies, run.engine.map(_copy, [*copies.values()]), strict=True))
+    if copied:
+        numbers = set(how.columns).intersection(*(one.numbers for one in copied.values()))
+        run.work.finish("copied.numbers", sorted(numbers))
+    found = [one for one in [*measured, *copied.values()] if one is not None]
+    for note in [note for one in found for note in one.notes][:_MOST_NOTES]:
+        run.say(note)
+    names = {name for one in found for name in one.names}
+    if any(sum(one.rows) for one in found):
+        missing = [name for name in how.columns if name not in names]
+        check_columns(files[0][1].path, found[0].names, missing)
+    for part, one in zip(parts, measured, strict=True):
+        if part.file in copies:
+            if (made := copies.pop(part.file, None)) is not None and copied[part.file]:
+                file = part.files[0][1]
+                yield from parts_of_file(part.file, file, part_bytes, (Path(made[1]), ARROW))
+            continue
+        assert one is not None
+        rows = zip(part.files, one.rows, strict=True)
+        origins = [Origin(str(file.path), number, count) for (number, file), count in rows]
+        if part.within is not None:
+            before = lines.get(part.file, 0)
+            part = part._replace(within=part.within._replace(lines=before))
+            lines[part.file] = before + one.lines
+        yield part._replace(origins=origins)
+
+
+def _copy(item: tuple[TextPart, str]) -> Measured:
+    return copy(*item)
 
 
 def _part_bytes(run: PreparationRun, size: int, kind: Kind | None = None) -> int:
@@ -158,55 +255,6 @@ def _part_bytes(run: PreparationRun, size: int, kind: Kind | None = None) -> int
     return part_bytes(run, size, limits, _PARTS_PER_CORE)
 
 
-def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
-    """Returns the parts of the files: those of copies, of text, frames and small files."""
-    options: TableOptions = run.options
-    files, columns = inputs.files, _columns(options)
-    if files[0].kind is FRAME:
-        folder = run.work.folder("staged")
-        staged = [
-            _staged_frame(run, file, columns, folder / f"{i}.parquet")
-            for i, file in enumerate(files)
-        ]
-        return parts_of(staged, _part_bytes(run, sum(path.stat().st_size for path, _ in staged)))
-    size = sum(file.path.stat().st_size for file in files)
-    most = _part_bytes(run, size, files[0].kind)
-    groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
-    piece_bytes = max(most, _LEAST_PIECE)
-    pieces: list[Piece] = []
-    alone = list(range(len(files)))
-    if not task_files.is_active():  # whose tasks fetch whole files of text
-        pieces, alone = _pieces(run, files, piece_bytes, groups)
-    parts: list[FilePart] = []
-    if isinstance(files[0].kind, Text):
-        parts, alone = _copied(run, files, pieces, alone, piece_bytes), []
-    elif pieces:
-        parts = _copied(run, files, pieces, [], piece_bytes)
-    else:
-        for file in files:
-            check_columns(file.path, file.columns(options.format), columns)
-    for number in alone:
-        file = files[number]
-        parts += parts_of_file(number, file.path.resolve(), file, most)
-    return in_order([sorted(parts, key=lambda part: part.file)])
-
-
-def _pieces(
-    run: PreparationRun, files: Sequence[TableFile], piece_bytes: int, groups: Sequence[Any]
-) -> tuple[list[Piece], list[int]]:
-    """Divides files into pieces to copy: those of the resumed run, or new ones; see `pieces_of`."""
-
-    def divide() -> tuple[list[Any], list[int]]:
-        pieces, alone = pieces_of(files, run.options.format, piece_bytes, groups)
-        return [([n for n, _ in piece.files], *piece[1:]) for piece in pieces], alone
-
-    stored, alone = run.work.once("stage.splits", divide)
-    return [
-        Piece([(n, files[n]) for n in numbers], within and ByteRange(*within), tuple(names))
-        for numbers, within, names in stored
-    ], alone
-
-
 def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
     """Returns the slice of the report that each file belongs to."""
     if not options.report or options.schema.time is not None:
@@ -214,78 +262,32 @@ def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
     return report.slices_of_files(len(files), len(options.schema.numerical))
 
 
-def _copied(
-    run: PreparationRun,
-    files: Sequence[TableFile],
-    pieces: list[Piece],
-    whole: list[int],
-    copy_bytes: int,
-) -> list[FilePart]:
-    """Copies pieces, and whole files; returns the parts of all copies."""
-    options: TableOptions = run.options
-    columns, folder = _columns(options), run.work.folder("staged")
-    cells = Cells.from_schema(options.schema)
-    floats = _floats(options, cells)
-    how = Copying(options.format, columns, options.quarantine, cells, floats, copy_bytes)
-    with run.stage("stage") as now:
-
-        def copy_all(stage: str, items: list[tuple[Piece, str]]) -> list[tuple[Any, ...]]:
-            task = partial(_copy, how=how)
-            found = run.work.once(stage, lambda: [*run.engine.map(task, items)])
-            return [(*item, result) for item, result in zip(items, found, strict=True)]
-
-        made = copy_all("stage", [(p, str(folder / f"p{i}")) for i, p in enumerate(pieces)])
-        again = {piece.files[0][0] for piece, _, result in made if not result}
-        made = [one for one in made if one[0].files[0][0] not in again]
-        ones = [(Piece([(i, files[i])]), str(folder / f"{i}")) for i in sorted({*whole, *again})]
-        made += copy_all("stage.whole", ones) if ones else []
-        done = [result for *_, result in made]
-        now.rows = sum(result["rows"] for result in done)
-        now.size = sum(path.stat().st_size for path in {file.path for file in files})
-    copies = [
-        (path_of_copy(target, number), Copied(*copy))
-        for _, target, result in made
-        for number, copy in enumerate(result["copies"])
-    ]
-    for note in [note for result in done for note in result["notes"]][:_MOST_NOTES]:
-        run.say(note)
-    if isinstance(files[0].kind, Text):
-        numbers = set(columns).intersection(*(result["numbers"] for result in done))
-        run.work.finish("numbers", sorted(numbers))
-    known = {name for result in done for name in result["names"]}
-    known = known.union(*(file.partition for file in files))
-    if now.rows:
-        missing = [name for name in columns if name not in known]
-        check_columns(files[0].path, done[0]["names"], missing)
-    return list(parts_of_copies(files, copies))
+def _text_columns(options: TableOptions) -> TextColumns:
+    """Returns what is read of text."""
+    schema, division, cells = options.schema, options.division, Cells.from_schema(options.schema)
+    floats: list[str] = []
+    if (
+        not options.quarantine and not options.format.has_marks
+    ):  # which lists texts, or changes them
+        others: set[str | None] = {schema.label.column, *schema.groups, *cells.separators}
+        others |= {division.split_key, division.split_column}
+        others |= {schema.time.column} if schema.time else set()
+        others |= {
+            field.column
+            for field in schema.numerical
+            if field.type == "decimal" or field.true_values or field.false_values
+        }
+        floats = [name for name in cells.plain if name not in others]
+    return TextColumns(options.format, _columns(options), options.quarantine, cells, floats)
 
 
-def _floats(options: TableOptions, cells: Cells) -> list[str]:
-    """Returns the columns of text that are read as nothing but numbers."""
-    schema, division = options.schema, options.division
-    if options.quarantine or options.format.has_marks:  # whose texts are listed, or changed first
-        return []
-    others: set[str | None] = {schema.label.column, *schema.groups, *cells.separators}
-    others |= {division.split_key, division.split_column}
-    others |= {schema.time.column} if schema.time else set()
-    others |= {
-        field.column
-        for field in schema.numerical
-        if field.type == "decimal" or field.true_values or field.false_values
-    }
-    return [name for name in cells.plain if name not in others]
-
-
-def _staged_frame(
-    run: PreparationRun, file: TableFile, columns: list[str], target: Path
-) -> tuple[Path, TableFile]:
+def _copied_frame(
+    run: PreparationRun, file: TableFile, columns: Sequence[str], number: int
+) -> Path:
+    target = run.work.folder("copies") / f"{number}.parquet"
     time = run.options.schema.time  # a frame's times rarely have a zone, and its program is at hand
     utc = time.column if time is not None and time.zone is None else None
-    with run.stage("stage") as now:
+    with run.stage("copy") as now:
         now.rows = write_frame(file.frame, columns, target, str(file.path), utc)
         now.size = target.stat().st_size
-    return target, file
-
-
-def _copy(item: tuple[Piece, str], how: Copying) -> dict[str, Any]:
-    return copy(*item, how)
+    return target

@@ -15,7 +15,6 @@ from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.stages.source import Read, Rejected
-from dlrm.remote.task_files import shared
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,15 @@ class TableSource:
     ) -> Iterator[Read]:
         """Yields the rows of a part; see `Source`."""
         part.check()
-        earlier = None if self.known is None else _loaded(*map(shared, self.known))
+        earlier = None if self.known is None else _loaded(*self.known)
         own = None
         if facts is None and self.fitted is not None:
-            own = Transform.load(shared(self.fitted))
+            own = Transform.load(self.fitted)
         reader = RowReader(self.schema, fitted=earlier, texts=facts is not None, numbers=own)
         columns = list(dict.fromkeys([*reader.columns, *self.others]))
         columns += [PROBLEM] * part.staged
         first_row = part.first_row
-        for batch in part.read(columns):
+        for batch in part.read(columns, facts):
             try:
                 rows, bad = reader.read(batch)
             except ValueError as error:
