@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,16 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_all_local, check_outside
+from dlrm.preproc.engines import session_engine, shares_folders
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.execution.connect_engine import session_engine, shares_folders
-from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.spark_query import SparkQuery
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.work_folder import shared_folders
 from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, output_at
 from dlrm.remote.edges import Role, local_value
-from dlrm.remote.task_files import NodeFiles
+from dlrm.remote.output import Output
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.serving.wording import in_python
 from dlrm.settings import uris_of
@@ -42,10 +40,7 @@ from dlrm.settings import uris_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NAMES = dict.fromkeys(("input", "spark_table", "spark_sql"), "source") | {
-    "output": "destination",
-    "nothrough_store": "through_store=False",
-}
+_NAMES = dict.fromkeys(("input", "spark_table", "spark_sql"), "source") | {"output": "destination"}
 
 
 def run(
@@ -57,7 +52,6 @@ def run(
     overwrite: bool = False,
     restart: bool = False,
     verbose: bool = False,
-    through_store: bool | None = None,
     cache_dir: str | os.PathLike | None = None,
     **options: Any,
 ) -> Dataset:
@@ -74,15 +68,12 @@ def run(
             or view; or files, or folders of them, as paths or URIs. A text that is neither a path,
             with a "/" in it or a file of that name, nor a URI names a table.
         destination: the directory of the dataset, which every executor has to see under the same
-            path, or a URI, which executors need not share a directory for.
+            path; or a URI, which executors of a cluster or of Spark Connect read and write
+            themselves, `source` included unless Spark has its rows.
         overwrite: replace an earlier dataset at `destination`.
         restart: discard an unfinished run at `destination`; otherwise the same call resumes it, if
             `source` is no data frame.
         verbose: print the stages.
-        through_store: whether tasks read `source` by URI, unless Spark has its rows, and exchange
-            files through the store of `destination`. The default is to do so if that is a URI and
-            the session is one of a cluster or of Spark Connect. False has the dataset in
-            `cache_dir` until it is published, which every executor then has to see.
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
         options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
@@ -117,13 +108,20 @@ def run(
         check_path(destination, "destination")
         made = table_options(as_schema(schema), options, divided=False)
         how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
-        if _goes_through_store(spark, destination, through_store):
-            own = stack.enter_context(driver_folder(Cache.open(cache_dir)))
-            tables, how["query"] = _rows(source, partial(_outlined, own), say)
-            _prepare(made, tables, Uri.parse(destination), spark, how)
-            return Dataset._at(Uri.parse(destination))
+        kind = layout.KIND if overwrite else False
+        if is_fetched(destination) and not shares_folders(spark):
+            from dlrm.preproc.stored_files import outlines
+
+            uri, cache = Uri.parse(destination), Cache.open(cache_dir)
+            outlined = stack.enter_context(outlines(cache, uri))
+            path = stack.enter_context(cache.output(uri))
+            output = Output(uri, path, kind)
+            tables, how["query"] = _rows(source, partial(_outlined, outlined), say)
+            _prepare(made, tables, path, spark, how)
+            output.publish()
+            return Dataset._at(uri)
         temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
-        kind, folder = layout.KIND if overwrite else False, temporary.name if temporary else None
+        folder = None if temporary is None else temporary.name
         with output_at(destination, "destination", kind, folder) as path:
             tables, how["query"] = _rows(source, partial(_local, path, stack, cache_dir), say)
             _prepare(made, tables, path, spark, how)
@@ -137,28 +135,17 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def _goes_through_store(
-    spark: "SparkSession", destination: str | os.PathLike, chosen: bool | None
-) -> bool:
-    """Returns whether tasks exchange files through the store of the destination."""
-    if not is_fetched(destination):
-        if chosen:
-            raise ValueError(f"through_store: expected a URI as destination, got {destination}")
-        return False
-    return not shares_folders(spark) if chosen is None else chosen
-
-
 def _prepare(
     options: TableOptions,
     tables: Mapping[str, Sequence[TableFile]],
-    path: Path | Uri,
+    path: Path,
     spark: "SparkSession",
     how: dict[str, Any],
 ) -> None:
     """Prepares tables in a session; a task's error is the caller's."""
 
-    def engine() -> Any:
-        return session_engine(spark, shared_folders(path), how["say"])
+    def engine(spill: Path) -> Any:
+        return nullcontext(session_engine(spark, path, how["say"]))
 
     try:
         prepare_tables(options, tables, path, engine, keep_failed=False, **how)
@@ -188,8 +175,8 @@ def _rows(
     return {"train": find_tables(paths_of(given), say=say)}, None
 
 
-def _outlined(files: NodeFiles, given: list[Any]) -> list[str]:
-    return outlined(files, list(map(os.fspath, given)), "input")
+def _outlined(outlined: Callable[[Any, str], Any], given: list[Any]) -> list[str]:
+    return outlined(list(map(os.fspath, given)), "input")
 
 
 def _local(

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dlrm.data.workers import end_processes, process_pool
 from dlrm.host_memory import host_memory
-from dlrm.preproc.engine import COUNTS, ROWS
+from dlrm.preproc.engine import COUNTS, ROWS, Span
 from dlrm.preproc.errors import EngineError, TaskError
 
 _ATTEMPTS = 3
@@ -58,6 +58,8 @@ class DuckDbEngine:
         memory: bytes that DuckDB may use; None is a share of what is free.
     """
 
+    is_distributed = False
+
     def __init__(
         self,
         start: Callable[[], Executor],
@@ -89,10 +91,13 @@ class DuckDbEngine:
         self,
         parts: Sequence[Any],
         packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        spans: Sequence[Span],
+        write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Yields rows in their order; see `Engine`."""
-        yield from self._query(_SORTED, ROWS, self._batches(packed_rows, parts, on_part), {})
+        """Yields what is made of rows in their order; see `Engine`."""
+        given = self._batches(packed_rows, parts, on_part)
+        yield from write(self._query(_SORTED, ROWS, given, {}))
 
     def _batches(
         self, function: Callable[[Any], Any], parts: Sequence[Any], on_part: Callable[[int], None]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,12 +38,29 @@ def slices(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBa
                 yield int(numbers[begin]), batch.slice(begin, end - begin)
 
 
+class Span(NamedTuple):
+    """The rows of a split before they are sorted.
+
+    Attributes:
+        size: their bytes.
+        first, end: least key, and the one after the greatest.
+    """
+
+    size: int
+    first: int
+    end: int
+
+
 class Engine(Protocol):
     """Sums and sorts, with as much memory as it is allowed, what functions make of parts.
 
     A function may be called more than once with a part. All methods raise TaskError if it raises a
     ValueError or OSError, and EngineError if it could not be run.
     """
+
+    @property
+    def is_distributed(self) -> bool:
+        """Returns whether rows are written in pieces, by many processes."""
 
     @property
     def cores(self) -> int:
@@ -73,10 +90,15 @@ class Engine(Protocol):
         self,
         parts: Sequence[Any],
         packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        spans: Sequence[Span],
+        write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of all parts, by split and key.
+        """Yields what a function makes of the rows of all parts, by split and key.
 
         Args:
             packed_rows: returns batches of `ROWS` for a part.
+            spans: the rows of each split.
+            write: called with all batches or, if the engine is distributed, with those of some
+                consecutive keys of a split, or of facts; returns other batches of `ROWS`.
         """

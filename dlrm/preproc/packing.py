@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +87,18 @@ class Layout:
         fields = [(name, d.base, d.shape) for name, d in self.dtypes.items()]
         self.row = np.dtype(fields)
 
+    @property
+    def widths(self) -> list[tuple[str, int, int | None]]:
+        """Returns each file except starts, and the bytes of a row, or of a value of a list."""
+        of_rows = [(name, dtype.itemsize, None) for name, dtype in self.dtypes.items()]
+        lists = enumerate(files for _, files in self.lists)
+        return of_rows + [(name, d.itemsize, i) for i, own in lists for name, d in own.items()]
+
+    def bytes_of(self, target: Target) -> int:
+        """Returns the bytes of a target's packed rows."""
+        counts = [target.rows if i is None else target.num_ids[i] for *_, i in self.widths]
+        return sum(n * width for n, (_, width, _) in zip(counts, self.widths, strict=True))
+
     def pack(self, columns: dict[str, np.ndarray]) -> pa.Array:
         """Returns rows, given by file: those of all files but starts."""
         rows = np.empty(len(next(iter(columns.values()))), self.row)
@@ -158,8 +170,7 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
         statistics of the report, which are arrays.
     """
     number, part = item
-    fitted = _fitted(job.transform, job.lookups)
-    layouts = [Layout(fitted, target, job.output_format) for target in job.targets]
+    fitted, layouts = _fitted(job.transform, job.lookups), layouts_of(job)
     half = job.output_format != "binary"
     dtype = layout.NUMERICAL_DTYPE if half else np.dtype("<f4")
     totals: dict[str, dict[str, int]] = {}
@@ -193,6 +204,12 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
     facts = json.dumps(totals).encode() + b"\n"
     facts += Statistics.to_bytes(statistics) if job.statistics else b""
     return [*batches, facts_batch(ROWS, number, facts)]
+
+
+def layouts_of(job: PackJob) -> list[Layout]:
+    """Returns the layouts of all targets."""
+    fitted = _fitted(job.transform, job.lookups)
+    return [Layout(fitted, target, job.output_format) for target in job.targets]
 
 
 @lru_cache(maxsize=1)
@@ -275,46 +292,67 @@ class Written(NamedTuple):
     Attributes:
         totals: for each target, the counts of `packed_rows`.
         checksums: of each file, relative to the dataset.
+        slices: object -> its slices, where files are in objects of a store; see `write_slices`.
     """
 
     totals: dict[str, dict[str, int]]
     checksums: dict[str, str]
+    slices: dict[str, list[tuple[str, int, int]]]
 
 
-def write_rows(
+def sum_facts(
     batches: Iterable[pa.RecordBatch],
-    dataset: Path,
-    fitted: Transform,
     targets: Sequence[Target],
-    output_format: str,
     on_facts: Callable[[int, dict[str, Statistics]], None],
-) -> Written:
-    """Writes sorted rows to the files of their targets.
+    on_piece: Callable[[int, int, dict[str, Any]], None],
+) -> dict[str, dict[str, int]]:
+    """Returns the totals of each target.
 
     Args:
-        batches: the rows of all parts; see `Engine.sorted_rows`.
+        batches: facts of `packed_rows`, and those about pieces; see `Engine.sorted_rows`.
         on_facts: called with the number of each part and the statistics of its rows.
+        on_piece: called with the target, the first key and the facts of each piece.
     """
     totals = {target.name: Counter[str]() for target in targets}
-    files = [_Files(dataset, Layout(fitted, target, output_format)) for target in targets]
     for place, rows in slices(batches):
-        if place == FACTS:
-            numbers, contents = rows.column(1).to_pylist(), rows.column(2).to_pylist()
-            for number, content in zip(numbers, contents, strict=True):
-                of_part, _, arrays = content.partition(b"\n")
-                for name, counts in parse_json(of_part, "facts", dict).items():
-                    totals[name].update(counts)
-                on_facts(number, Statistics.from_bytes(arrays))
-        else:
-            files[place].add(rows.column(2))
-    sums: dict[str, str] = {}
-    for written in files:
-        sums |= written.finish()
-    return Written({name: dict(counts) for name, counts in totals.items()}, sums)
+        numbers, contents = rows.column(1).to_pylist(), rows.column(2).to_pylist()
+        for number, content in zip(numbers, contents, strict=True):
+            of_part, _, arrays = content.partition(b"\n")
+            if place != FACTS:
+                on_piece(place, number, parse_json(of_part, "facts", dict))
+                continue
+            for name, counts in parse_json(of_part, "facts", dict).items():
+                totals[name].update(counts)
+            on_facts(number, Statistics.from_bytes(arrays))
+    return {name: dict(counts) for name, counts in totals.items()}
+
+
+class Files:
+    """The files of a dataset that have rows; each is open only while it is written to."""
+
+    slices: dict[str, list[tuple[str, int, int]]] = {}
+
+    def __init__(self, dataset: Path, layouts: Sequence[Layout]) -> None:
+        self._files = [_Files(dataset, layout) for layout in layouts]
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Writes the rows of all targets, in their order; yields the facts."""
+        for place, rows in slices(batches):
+            if place == FACTS:
+                yield rows
+            else:
+                self._files[place].add(rows.column(2))
+
+    def add(self, target: int, key: int, facts: dict[str, Any]) -> None:
+        """Is not called, as there are no pieces; see `Pieces`."""
+
+    def finish(self) -> dict[str, str]:
+        """Returns the checksum of each file."""
+        return {name: sums for one in self._files for name, sums in one.finish().items()}
 
 
 class _Files:
-    """The files of a target; each is open only while it is written to, as they may be many."""
+    """The files of a target, which may be many."""
 
     def __init__(self, dataset: Path, layout: Layout) -> None:
         self._dataset, self._layout = dataset, layout

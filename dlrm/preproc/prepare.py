@@ -22,6 +22,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy, sync_tree
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
+from dlrm.preproc.engine import Span
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.fitting import (
     NEVER,
@@ -33,13 +34,16 @@ from dlrm.preproc.fitting import (
     negatives_of,
     write_counted,
 )
-from dlrm.preproc.packing import PackJob, Written, packed_rows, write_rows
+from dlrm.preproc.packing import Files, Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
+from dlrm.preproc.pieces import Pieces
+from dlrm.preproc.spark_engine import SparkEngine
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
 from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
+from dlrm.remote.publish import write_slices
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
@@ -167,12 +171,14 @@ def write_dataset(
 
     def write() -> dict[str, Any]:
         statistics = report.Collected(files, divided, periods, fitted, names)
-        totals, sums = transform(run, divided, targets, periods=periods, on_facts=statistics.add)
+        made = transform(run, divided, targets, periods=periods, on_facts=statistics.add)
+        totals, sums, pieces = made
         facts = report.facts(run, statistics, totals) if options.report else None
-        further = Written({}, {}) if more is None else more()
+        further = Written({}, {}, {}) if more is None else more()
         return {
             "totals": totals | further.totals,
             "sums": sums | further.checksums,
+            "slices": pieces | further.slices,
             "report": facts,
         }
 
@@ -183,7 +189,7 @@ def write_dataset(
             report.write(output, written["report"])
         labels = label_counts(counted.facts)
         spec = _specification(run, fitted, totals, names)
-        made = run, spec, totals, fitted.cardinalities, names, written["sums"], origin
+        made = run, spec, totals, fitted.cardinalities, names, written, origin
         return finish_dataset(*made, labels=labels)
 
 
@@ -281,12 +287,18 @@ def transform(
         on_facts is not None and options.report,
         periods,
     )
+    layouts, none = layouts_of(job), lambda number, statistics: None
+    spans = [_span(divided, *pair) for pair in zip(targets, layouts, strict=True)]
+    files: Files | Pieces = Files(work.output, layouts)
+    if isinstance(run.engine, SparkEngine):
+        folder = run.engine.files.folder(work.folder("pieces"))
+        files = Pieces(run.engine, job, layouts, folder, work.output)
     with run.stage(name) as stage:
         task = partial(packed_rows, job=job)
-        packed = run.engine.sorted_rows(list(enumerate(parts)), task, stage.progress(parts))
-        fitted, none = Transform.load(directory), lambda number, statistics: None
-        made = packed, work.output, fitted, targets, options.output_format, on_facts or none
-        written = write_rows(*made)
+        how = list(enumerate(parts)), task, spans, files.write, stage.progress(parts)
+        results = run.engine.sorted_rows(*how)
+        totals = sum_facts(results, targets, on_facts or none, files.add)
+        written = Written(totals, files.finish(), files.slices)
         stage.rows, stage.size = sum(part.rows for part in parts), sum(part.size for part in parts)
     for target in targets:
         if (rows := written.totals[target.name].get("rows", 0)) != target.rows:
@@ -295,6 +307,15 @@ def transform(
                 "an input file has changed meanwhile"
             )
     return written
+
+
+def _span(divided: Divided, target: Target, layout: Layout) -> Span:
+    """Returns the keys of a target's rows, and their bytes."""
+    size = layout.bytes_of(target)
+    if target.shuffled or not target.rows:
+        return Span(size, 0, 1 << 64)
+    parts = [divided.parts[place] for place in np.flatnonzero(divided.rows[:, target.split])]
+    return Span(size, parts[0].first_row, parts[-1].first_row + parts[-1].rows)
 
 
 def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
@@ -311,7 +332,7 @@ def finish_dataset(
     totals: dict[str, dict[str, int]],
     cardinalities: Sequence[int],
     names: Sequence[str],
-    sums: dict[str, str],
+    written: dict[str, Any],
     origin: dict[str, Any] | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
@@ -320,7 +341,7 @@ def finish_dataset(
     Args:
         spec: describes the features; None if the format has none.
         totals, cardinalities: what each split has, and the rows of each table.
-        sums: checksums of the files of rows.
+        written: `sums` of the files of rows, and their `slices` where they are in a store.
         origin: origin of the rows, for the manifest, if files do not tell it.
         facts: facts to return as well, also by a run that finds the dataset complete.
     """
@@ -333,7 +354,8 @@ def finish_dataset(
     made_of = run.options.manifest_facts() | (origin or {})
     if run.parent is not None:
         made_of["increment"] = run.parent.manifest_facts()
-    layout.write_dataset_manifest(output, rows, cardinalities, made_of, sums)
+    layout.write_dataset_manifest(output, rows, cardinalities, made_of, written["sums"])
+    write_slices(output, written["slices"])
     tables = None if spec is None else spec.field_tables
     result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
     run.work.finish_output(result)

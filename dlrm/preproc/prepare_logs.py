@@ -16,8 +16,8 @@ import sys
 
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.engines import SparkConfig, reads_by_uri
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.execution.choice import SparkConfig, StoreConfig, goes_through_store
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
 from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 
@@ -37,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
             ("Preparation", RunConfig),
             ("Extension", IncrementConfig),
             ("Spark", SparkConfig),
-            ("Spark", StoreConfig),
         ],
         helps=_HELPS,
     )
@@ -49,11 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _at_store(values: Values) -> tuple[str, ...]:
-    if not goes_through_store(values, "output_folder"):
-        return ()
-    if values["mode"] != "prepare":
-        raise ValueError(f"--mode {values['mode']}: expected prepare with --through_store")
-    return "input_folder", "output_folder"
+    return ("input_folder",) if reads_by_uri(values, values["output_folder"]) else ()
 
 
 def _run(values: Values) -> None:

@@ -11,20 +11,19 @@ from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.prepare import input_facts, summary
+from dlrm.preproc.spark_query import SparkQuery
 from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import InputFiles, prepare
-from dlrm.preproc.work_folder import opened_work
-from dlrm.remote.uri import Uri
+from dlrm.preproc.work_folder import open_work_folder
 
 
 def prepare_tables(
     options: TableOptions,
     tables: Mapping[str, Sequence[TableFile]],
-    output: Path | Uri,
+    output: Path,
     engine: Callable[[Path], AbstractContextManager[Engine]],
     replace: bool = False,
     restart: bool = False,
@@ -39,8 +38,7 @@ def prepare_tables(
         tables: "train" -> files, which the division splits; or splits -> files, if files determine
             the split of their rows. A run of tables in memory, or of a data frame of Spark, neither
             resumes an unfinished run nor leaves one.
-        output: the directory of the dataset; or its URI, through which tasks then exchange files,
-            and below whose `driver_folder` the tables are.
+        output: the directory of the dataset.
         engine: starts the engine, which may use a directory.
         replace: whether to replace an earlier dataset.
         restart: whether to discard an unfinished run.
@@ -69,7 +67,7 @@ def prepare_tables(
         facts[f"--{split}_input"] = len(files) if in_memory else named
     facts |= {} if query is None else query.facts()
     kind = layout.KIND if replace else False
-    with opened_work(output, facts, kind, restart or in_memory) as work:
+    with open_work_folder(output, facts, kind, restart or in_memory) as work:
         if work.resumed:
             say(f"resuming the run in {work.shown}")
         try:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.preproc.engines import open_engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
 
@@ -39,13 +39,13 @@ def prepare_preset(
         ValueError: the input is bad, or a file cannot be written; the message names it.
         FileExistsError: the output may not be replaced.
     """
-    cores, log = cores or os.cpu_count() or 1, output.resolve().parent / "spark.log"
+    cores = cores or os.cpu_count() or 1
     try:
         return prepare_tables(
             options,
             tables,
             output,
-            lambda spill: open_engine("local", cores, log, spill),
+            lambda spill: open_engine("local", cores, spill),
             keep_failed=False,
             **how,
         )

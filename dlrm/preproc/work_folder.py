@@ -18,11 +18,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from dlrm.documents import read_json
 from dlrm.files import (
@@ -36,12 +36,10 @@ from dlrm.files import (
     tidy_after_killed,
 )
 from dlrm.manifest import read_manifest
-from dlrm.remote.uri import Uri
 
 FACTS = "run.json"
 _REMOVED = ".removed"
 KIND = "dlrm preprocessing"
-_OBJECT_BYTES = 8  # of the driver's memory, for a byte of results
 
 
 @dataclass
@@ -52,10 +50,8 @@ class WorkFolder:
         path: directory of finished work.
         final: place of the finished output.
         resumed: whether the run continues an earlier one.
-        watched_seconds: time between two looks at the results of a stage.
     """
 
-    watched_seconds: ClassVar[float] = 0.5
     path: Path
     final: Path
     resumed: bool
@@ -210,26 +206,8 @@ def _what_is_there(final: Path) -> str:
     )
 
 
-def opened_work(
-    output: Path | Uri, facts: dict[str, Any], replace: bool | str, restart: bool
-) -> AbstractContextManager[WorkFolder]:
-    """Opens the folders of a run, beside its output, or in the store of its URI."""
-    if not isinstance(output, Uri):
-        return open_work_folder(output, facts, replace, restart)
-    from dlrm.preproc.execution.stored_work import open_stored_work
-
-    return open_stored_work(output, facts, replace, restart)
-
-
-def spark_log(output: Path | Uri) -> Path:
-    """Returns the file for Spark's messages: beside the output, or in the working directory."""
-    return Path("spark.log").absolute() if isinstance(output, Uri) else output.parent / "spark.log"
-
-
-def shared_folders(final: Path | Uri) -> list[Path | Uri]:
-    """Returns what tasks write below: the directories of the run and of the output, or its URI."""
-    if isinstance(final, Uri):
-        return [final]
+def shared_folders(final: Path) -> list[Path]:
+    """Returns the directories of a run and of its output, below which tasks write."""
     final = final.resolve()
     return [_folder_of(final), final.parent]
 

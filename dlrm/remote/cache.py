@@ -3,7 +3,7 @@
     CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
     CACHE/outputs/<digest>/<name>                  output that is not published yet
-    CACHE/streams/<random>/<scheme>/<bucket>/<key> files of tasks, see `task_files.py`
+    CACHE/streams/<digest>/<scheme>/<bucket>/<key> outlines of input, see `stored_files.py`
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.

@@ -25,14 +25,14 @@ from typing import Any
 
 from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
-from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
+from dlrm.manifest import files_of, parse_sealed, read_manifest, read_sealed, sealed_json
 from dlrm.remote.cache import Cache, Listing
 from dlrm.remote.store import NEW, Entry, Slice, Store, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
 _STORED_IN, _UNFINISHED, _SLICED = "stored_in", "unfinished", "sliced"
-PREFIX, RUN = "data-", "data-unfinished"  # the latter has the tasks of a run, see `dlrm.preproc`
+PREFIX, RUN = "data-", "data-unfinished"  # the latter has files of tasks, see `dlrm.preproc`
 _DATA = re.compile(rf"((?:.*/)?){PREFIX}([0-9a-f]{{16}}|unfinished)/")  # key of a published file
 _SLICES, _SLICES_VERSION = "slices.json", 1
 _ABANDONED_SECONDS = 24 * 3600  # after its last object, a folder that no manifest names
@@ -288,52 +288,48 @@ def publish(directory: Path, uri: Uri, version: str | None) -> None:
     content = (directory / MANIFEST).read_bytes()
     manifest = parse_json(content, directory / MANIFEST)
     read_manifest(directory, manifest["kind"])
-    name = PREFIX + hashlib.sha256(content).hexdigest()[:16]
+    name, sliced = _sliced_files(directory)
+    name = name or PREFIX + hashlib.sha256(content).hexdigest()[:16]
     base, before = uri.below(name).folder, find_published(uri)
     there = {entry.key: entry.size for entry in store.entries(base)}
-    files = {
-        f"{base}{path.relative_to(directory).as_posix()}": path
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    names = [path.relative_to(directory).as_posix() for path in paths]
+    files = {f"{base}{n}": p for n, p in zip(names, paths, strict=True) if n not in sliced}
     left = {key: path for key, path in files.items() if there.get(key) != path.stat().st_size}
     left.pop(f"{base}{MANIFEST}", None)
     upload(store, left)
     store.write(f"{base}{MANIFEST}", content)  # makes the folder complete in itself
-    _point_to(store, uri, {**manifest, _STORED_IN: name}, version)
+    entries = {**manifest, _STORED_IN: name} | ({_SLICED: _SLICES} if sliced else {})
+    _point_to(store, uri, entries, version)
     _tidy(store, uri, name, before)
+    remove_all(store, [entry.key for entry in store.entries(uri.below(RUN).folder)])
 
 
-def write_slices(
-    store: Store, folder: Uri, objects: Mapping[str, Sequence[tuple[str, int, int]]]
-) -> None:
-    """Writes the list of the files in slices of a folder, for `publish_folder`.
+def write_slices(directory: Path, objects: Mapping[str, Sequence[tuple[str, int, int]]]) -> None:
+    """Writes the list of the files in slices of a directory, for `publish`, if there are any.
 
     Args:
-        objects: name of an object in the folder -> its slices: file, place in it, and size.
+        directory: the directory, in which these files have their sizes and no content.
+        objects: folder of the URI, and name of an object in it -> its slices: file, place in it,
+            and size.
     """
-    lines = {key: [" ".join(map(str, one)) for one in own] for key, own in objects.items()}
-    text = sealed_json({"version": _SLICES_VERSION, "objects": lines})
-    store.write(folder.below(_SLICES).key, text.encode())
+    if objects:
+        (folder,) = {name.partition("/")[0] for name in objects}
+        lines = {
+            name.partition("/")[2]: [" ".join(map(str, one)) for one in own]
+            for name, own in objects.items()
+        }
+        record = {"version": _SLICES_VERSION, _STORED_IN: folder, "objects": lines}
+        (directory / _SLICES).write_text(sealed_json(record), encoding="utf-8")
 
 
-def publish_folder(uri: Uri, name: str, version: str | None) -> None:
-    """Publishes what is in a folder below a URI already, with its manifest and `write_slices`.
-
-    Args:
-        name: the folder: `PREFIX` and 16 hexadecimal digits.
-        version: see `publish`.
-
-    Raises:
-        FileExistsError: another process has published there meanwhile.
-        OSError, ValueError: an object is missing, or has another size.
-    """
-    store, place = open_store(uri), uri.below(f"{name}/{MANIFEST}")
-    manifest, before = parse_json(read_object(store, place.key), str(place)), find_published(uri)
-    manifest |= {_STORED_IN: name, _SLICED: _SLICES}
-    _checked(uri, manifest, store.entry(place.key))
-    _point_to(store, uri, manifest, version)
-    _tidy(store, uri, name, before)
+def _sliced_files(directory: Path) -> tuple[str, set[str]]:
+    """Returns the folder of the URI with the files in slices of a directory, and their names."""
+    if not (directory / _SLICES).is_file():
+        return "", set()
+    record = read_sealed(directory / _SLICES, required=True)
+    lines = (line for own in record["objects"].values() for line in own)
+    return record[_STORED_IN], {line.rsplit(" ", 2)[0] for line in lines}
 
 
 def read_object(store: Store, key: str) -> bytes:

@@ -1,5 +1,6 @@
 """Parts of files that tasks read: measured, found again and read a batch at a time."""
 
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,6 +104,16 @@ class FilePart(NamedTuple):
         for group in range(self.begin, self.end):
             yield from self._kind.read(opened, self.source, group, columns, self.partition)
 
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Returns the bytes that reading needs: file, begin and end."""
+        size = os.path.getsize(self.path)
+        if self._kind is not PARQUET:
+            return [(self.path, 0, size)]
+        opened = self._open()
+        groups = [opened.group(number) for number in range(self.begin, self.end)]
+        ends = [(self.path, 0, 4), (self.path, footer_begin(self.path), size)]
+        return [*ends, *((self.path, group.begin, group.end) for group in groups)]
+
     @property
     def _kind(self) -> Columnar:
         kind = kind_named(self.kind)
@@ -174,6 +185,10 @@ class JoinedPart(NamedTuple):
         for part, crc in zip(self.parts, self.crc or (), strict=False):
             part._replace(crc=crc).check()
 
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Returns the bytes that reading needs; see `FilePart`."""
+        return [one for part in self.parts for one in part.ranges()]
+
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -208,6 +223,13 @@ def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
     while row >= (rows := opened.group(group).rows):
         group, row = group + 1, row - rows
     return group, row
+
+
+def footer_begin(path: str | Path) -> int:
+    """Returns the place of the footer of a file of Parquet."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        return max(file.tell() - int.from_bytes(file.read(4), "little"), 0)
 
 
 def parts_of_file(

@@ -143,6 +143,14 @@ class TextPart(NamedTuple):
                     crc, begin = zlib.crc32(block, crc), begin + len(block)
         return crc
 
+    def ranges(self) -> list[tuple[str, int, int, bool]]:
+        """Returns the bytes that reading needs: file, begin, end, and whether to a line's end."""
+        if self.within is not None:
+            begin, end = max(self.within.begin - 1, 0), self.within.end
+            return [(str(self.files[0][1].path), begin, end, True)]
+        paths = [file.path for _, file in self.files]
+        return [(str(path), 0, path.stat().st_size, False) for path in paths]
+
     def check(self) -> None:
         """Raises ValueError if the files have changed since they were counted."""
         if self.crc is not None and (crc := self.checksum()) != self.crc:

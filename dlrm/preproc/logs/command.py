@@ -15,8 +15,8 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
+from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
@@ -24,8 +24,7 @@ from dlrm.preproc.prepare import input_facts, summary
 from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.stage import PreparationRun
-from dlrm.preproc.work_folder import opened_work, shared_folders, spark_log
-from dlrm.remote.uri import Uri
+from dlrm.preproc.work_folder import open_work_folder
 from dlrm.settings import settings_of
 
 
@@ -100,17 +99,12 @@ def _verify(values: Values) -> None:
 
 
 def _prepare(values: Values) -> None:
-    if not goes_through_store(values, "output_folder"):
-        _prepare_into(values, _required(values, "output_folder") / DATASET)
-        return
-    from dlrm.preproc.execution.stored_work import outlined_inputs
-
-    output = Uri.parse(values["output_folder"]).below(DATASET)
-    with outlined_inputs(values, ["input_folder"]) as local:
+    output = _required(values, "output_folder") / DATASET
+    with local_inputs(values, ["input_folder"], output) as local:
         _prepare_into(local, output)
 
 
-def _prepare_into(values: Values, output: Path | Uri) -> None:
+def _prepare_into(values: Values, output: Path) -> None:
     start = time.perf_counter()
     _required(values, "input_folder")
     found = _find_input(values)
@@ -170,7 +164,7 @@ def _transform(values: Values) -> None:
 
 @contextmanager
 def _opened(
-    values: Values, output: Path | Uri, files: list[Path], facts: dict[str, Any]
+    values: Values, output: Path, files: list[Path], facts: dict[str, Any]
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
@@ -178,12 +172,11 @@ def _opened(
     replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
     facts |= {} if parent is None else parent.facts()
-    with opened_work(output, facts, replace, values["restart"]) as work:
+    with open_work_folder(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"continuing with what {work.shown} has")
         spark, running = values.config(SparkConfig), values.config(RunConfig)
-        place = spark_log(output), work.folder("spill"), running.memory_bytes
-        how = *place, spark, shared_folders(output), say
+        how = work.folder("spill"), running.memory_bytes, spark, output, say
         try:
             with open_engine(values["engine"], running.num_cores, *how) as engine:
                 yield PreparationRun(engine, work, options, say, parent)

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.files import sync
+from dlrm.locks import new_suffix
 from dlrm.preproc.stages.source import Rejected
-from dlrm.remote.task_files import fetch, open_input
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, small enough for its columns to fit the caches
@@ -76,6 +76,10 @@ class Split:
     def size(self) -> int:
         """Bytes of text."""
         return self.end - self.begin
+
+    def ranges(self) -> list[tuple[str, int, int, bool]]:
+        """Returns the bytes that reading needs: file, begin, end, and whether to a line's end."""
+        return [(self.path, max(self.begin - 1, 0), self.end, True)]
 
 
 def find_days(
@@ -181,7 +185,7 @@ def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> l
 def count_lines(split: Split) -> int:
     """Counts the lines that start in a split, which are the newlines before its bytes."""
     lines = 1 if split.begin == 0 else 0
-    with open_input(split.path, split.end) as file:
+    with open(split.path, "rb") as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while position < split.end - 1:
@@ -196,7 +200,7 @@ def start_of_line(split: Split, line: int) -> int:
     if line == 0 and split.begin == 0:
         return 0
     wanted = line if split.begin == 0 else line + 1  # newlines up to it
-    with open_input(split.path, split.end) as file:
+    with open(split.path, "rb") as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while True:
@@ -229,7 +233,7 @@ def read_blocks(
         ValueError: the lines differ from those that were counted.
     """
     rows = skipped = crc = 0
-    with open_input(split.path, split.end) as file:
+    with open(split.path, "rb") as file:
         position = _first_line(file, split)
         while position < split.end:
             file.seek(position)
@@ -293,7 +297,7 @@ def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
 def _line_number(path: str, offset: int) -> int:
     """Counts the lines up to the one at `offset`; reads the file, so used for errors only."""
     lines = 1
-    with open_input(path) as file:
+    with open(path, "rb") as file:
         while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
             lines += block.count(b"\n")
             offset -= len(block)
@@ -306,8 +310,7 @@ def unpack(source: str, target: str) -> int:
     Raises:
         ValueError: the file is damaged or truncated; the message names it.
     """
-    partial, size = Path(target + ".partial"), 0
-    fetch(source)
+    partial, size = Path(f"{target}.{new_suffix()}.partial"), 0
     try:
         with _open_compressed(source) as packed, open(partial, "wb") as file:
             while block := packed.read(_BLOCK_BYTES):

@@ -44,7 +44,8 @@ class PreparationRun:
         folder = self.work.folder(name)
         places = range(len(self.options.schema.dictionaries()))
         task = partial(_write_lookup, transform=str(transform), folder=str(folder))
-        self.work.once(name, lambda: [*self.engine.map(task, places)])
+        each = map if self.engine.is_distributed else self.engine.map  # as the driver has them
+        self.work.once(name, lambda: [*each(task, places)])
         return folder
 
 

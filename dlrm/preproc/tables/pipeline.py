@@ -34,8 +34,8 @@ from dlrm.data.tables.text_parts import (
     measure,
     text_parts,
 )
-from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
+from dlrm.preproc.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divided, Divider
 from dlrm.preproc.stages.report import Files

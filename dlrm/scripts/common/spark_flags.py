@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.preproc.execution.choice import SparkConfig
-from dlrm.preproc.execution.spark_query import SparkQuery
+from dlrm.preproc.engines import SparkConfig
+from dlrm.preproc.spark_query import SparkQuery
 from dlrm.settings import setting
 
 

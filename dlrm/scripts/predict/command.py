@@ -21,7 +21,7 @@ from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
 from dlrm.flags import Values
 from dlrm.metrics.table import line_of, metrics_note, one_class_note
-from dlrm.preproc.execution.spark_query import SparkQuery, read_query
+from dlrm.preproc.spark_query import SparkQuery, fetch_rows
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.common.source_flags import CSV_FLAGS
 from dlrm.scripts.common.spark_flags import spark_query
@@ -67,20 +67,18 @@ def _open(values: Values) -> Scoring:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
+    from dlrm.preproc.engines import SparkConfig, open_engine
     from dlrm.preproc.errors import EngineError
-    from dlrm.preproc.execution.choice import SparkConfig, open_engine
 
     fitted = predictor.row_transform
-    output, spark = values["output"].resolve(), values.config(SparkConfig).for_queries()
+    output, spark = values["output"].resolve(), values.config(SparkConfig)
     make_directories(output.parent)
-    cores, log = os.cpu_count() or 1, output.parent / "spark.log"
+    cores = os.cpu_count() or 1
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         labels = [fitted.schema.label.column] * (values["label"] is not False)
         try:
-            with open_engine(
-                "spark", cores, log, Path(folder), None, spark, [Path(folder)]
-            ) as engine:
-                read_query(engine, query, fitted.names, Path(folder), labels)
+            with open_engine("spark", cores, Path(folder), None, spark) as engine:
+                fetch_rows(engine, query, fitted.names, Path(folder), labels)
             yield folder
         except EngineError as error:
             raise ValueError(str(error)) from None

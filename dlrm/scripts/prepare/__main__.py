@@ -16,7 +16,7 @@ import sys
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.execution.choice import StoreConfig, goes_through_store
+from dlrm.preproc.engines import reads_by_uri
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
@@ -35,7 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
             *PREPARATION,
             ("Extension", IncrementConfig),
             *SPARK,
-            ("Spark", StoreConfig),
         ],
         ("Dataset", "Files", "Division of rows", "Extension", "Preparation", "For --schema criteo"),
     )
@@ -44,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _at_store(values: Values) -> tuple[str, ...]:
-    return (*INPUTS, "output") if goes_through_store(values, "output") else ()
+    return INPUTS if reads_by_uri(values, values["output"]) else ()
 
 
 def _run(values: Values) -> int | None:

@@ -14,16 +14,14 @@ from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.duckdb_engine import skip_pandas
+from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
-from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.spark_query import SparkQuery
 from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.work_folder import shared_folders, spark_log
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.spark_flags import spark_query
 from dlrm.scripts.common.table_flags import TEXT_FLAGS, preparation, text_format
 from dlrm.scripts.prepare.flags import (
@@ -46,25 +44,19 @@ def run(values: Values) -> int | None:
     for name in settings_of(CriteoConfig):
         if name in values.given:
             raise ValueError(f"--{name}: is for --schema criteo; got --schema {own.schema}")
-    if not goes_through_store(values, "output"):
-        _prepare(values, own.output)
-        return None
-    from dlrm.preproc.execution.stored_work import outlined_inputs
-
-    with outlined_inputs(values, INPUTS) as local:
-        _prepare(local, Uri.parse(values["output"]))
+    with local_inputs(values, INPUTS, own.output) as local:
+        _prepare(local, own.output)
     return None
 
 
-def _prepare(values: Values, output: Path | Uri) -> None:
+def _prepare(values: Values, output: Path) -> None:
     own = values.config(PrepareConfig)
     query, tables = _query(values), {}
     if values["engine"] == "local":
         skip_pandas()
     if query is None:
-        if isinstance(output, Path):
-            for path in own.input:
-                check_outside(output, path)
+        for path in own.input:
+            check_outside(output, path)
         tables = {"train": _found(own.input, values)}
         for split, given in (("test", own.test_input), ("validation", own.validation_input)):
             if given:
@@ -72,7 +64,7 @@ def _prepare(values: Values, output: Path | Uri) -> None:
     options = _options(values, len(tables) > 1)
     how = {"replace": own.overwrite, "restart": values["restart"], "query": query, "say": say}
     try:
-        prepare_tables(options, tables, output, _engine(values, output, query), **how)
+        prepare_tables(options, tables, output, _engine(values, output), **how)
     except FileExistsError as error:
         raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
@@ -87,7 +79,7 @@ def _found(paths: Sequence[str], values: Values) -> list[TableFile]:
     return find_tables(inputs, values["input_format"], say)
 
 
-def _suggest_training(dataset: Path | Uri) -> None:
+def _suggest_training(dataset: Path) -> None:
     command = ["dlrm", "train", "--dataset", str(dataset)]
     command += ["--recipe", "auto", "--save_checkpoint_path", free_name("run")]
     print(f"train on it with\n  {shell_line(command)}")
@@ -116,13 +108,11 @@ def _options(values: Values, by_files: bool) -> TableOptions:
     )
 
 
-def _engine(values: Values, output: Path | Uri, query: SparkQuery | None):
+def _engine(values: Values, output: Path):
     spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
     check_processes("--cores", cores)  # before anything is written
-    spark = spark if query is None else spark.for_queries()
-    log = spark_log(output if isinstance(output, Uri) else output.resolve())
-    memory, folders = values.config(RunConfig).memory_bytes, shared_folders(output)
-    return lambda spill: open_engine(values["engine"], cores, log, spill, memory, spark, folders)
+    memory = values.config(RunConfig).memory_bytes
+    return lambda spill: open_engine(values["engine"], cores, spill, memory, spark, output)
 
 
 def _prepare_logs(values: Values) -> int:
@@ -136,13 +126,12 @@ def _prepare_logs(values: Values) -> int:
     arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
-    names = ["output_ordering", "restart", "report", "memory_gib", "through_store"]
+    names = ["output_ordering", "restart", "report", "memory_gib"]
     names += settings_of(IncrementConfig)
     names += (name for name in settings_of(CacheConfig) if name in values)
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
     code = prepare_logs.main(arguments)
     if code == 0:
-        place = values["output"]
-        _suggest_training(Uri.parse(place).below(DATASET) if is_uri(place) else place / DATASET)
+        _suggest_training(values["output"] / DATASET)
     return code

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
-from dlrm.preproc.execution.choice import ENGINES
+from dlrm.preproc.engines import ENGINES
 from dlrm.preproc.stages.options import OUTPUT_FORMATS
 from dlrm.settings import REQUIRED, setting
 

@@ -1,9 +1,9 @@
-"""Reads a Spark table or query into Parquet files, which tasks read like any others.
+"""Writes the rows of a table or query of Spark as Parquet files, which are read like any others.
 
 Spark supports lakes, catalogs and formats that we do not: Iceberg, Delta, Hive, JDBC, ORC.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,25 +11,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from dlrm.data.sources.column_names import check_columns
 from dlrm.locks import new_suffix
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.execution.spark_engine import (
-    SparkEngine,
-    causes_of,
-    error_of_task,
-    spark_errors,
-)
+from dlrm.preproc.spark_engine import Batches, SparkEngine, cells_of, packed
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-Write = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 _GROUP_BYTES = 16 << 20  # of a row group, so that several tasks can read a file
-_WRITTEN = "partition int, name string"  # what `_write_partition` returns
-_TIMES = "spark.sql.parquet.outputTimestampType"  # so that times are written in UTC
 _VERSIONS = {  # provider of a table -> its newest version
     "iceberg": "SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1",
     "delta": "SELECT version FROM (DESCRIBE HISTORY {} LIMIT 1)",
@@ -69,25 +62,16 @@ class SparkQuery:
 
 
 def read_query(
-    engine: Engine,
-    query: SparkQuery,
-    columns: Sequence[str],
-    folder: Path,
-    optional: Sequence[str] = (),
-    packed: Callable[[Write], Write] | None = None,
+    engine: Engine, query: SparkQuery, columns: Sequence[str], folder: Path
 ) -> dict[str, Any]:
     """Writes the rows of a query as Parquet, one file per partition with rows.
 
     The rows are in the order of the partitions. Two runs have the same order if the query
     determines it, as `ORDER BY` unique columns does; otherwise Spark may divide and order rows
-    differently. Spark writes the files itself, or keeps the answers of the tasks that do, so a task
-    that fails or runs twice leaves its rows once.
+    differently. Files of tasks that fail or run twice do not count.
 
     Args:
-        folder: directory for the files, on storage that every node mounts; its content is replaced.
-        optional: columns to read if the query has them.
-        packed: lets a task write into `folder` where nodes do not mount it; the folder then may
-            have other files as well, of attempts that do not count.
+        folder: directory for the files, in which executors write.
 
     Returns:
         `files`, in the order of their rows; and for the `manifest` the query, the number of
@@ -99,62 +83,79 @@ def read_query(
             invalid.
         EngineError: Spark failed.
     """
-    if not isinstance(engine, SparkEngine):
-        raise ValueError(f"{query.flag}: expected --engine spark, got local")
+    engine = _spark(engine, query)
     with _failures(query):
-        session = engine.session() if query.frame is None else query.frame.sparkSession
-        version = _version(session, query.table) if query.table else None
-        frame = _frame(session, query, version)
-        wanted = [*columns, *(name for name in optional if name in frame.columns)]
-        check_columns(query.flag, frame.columns, wanted)
-        frame = frame.select(*("`" + name.replace("`", "``") + "`" for name in wanted))
-        if packed is not None:
-            write = packed(partial(_write_partition, folder=folder))
-            rows = sorted(engine.collect("spark", write, frame, _WRITTEN))  # by partition
-            files = [folder / row.name for row in rows]
-        else:
-            with _setting(session, _TIMES, "TIMESTAMP_MICROS"):
-                writer = frame.write.mode("overwrite").option("parquet.block.size", _GROUP_BYTES)
-                writer.parquet(f"file://{folder}")  # which Hadoop does not unquote
-            files = sorted(folder.glob("part-*.parquet"))  # by the number of the partition
+        frame, version = _selected(engine, query, columns)
+        task = engine.opened(partial(_write_partition, str(folder / "part-")))
+        files = [cell.decode() for cell in engine.cells(frame, task)]
     if not files:
         raise ValueError("expected rows, got none")
-    facts = {"partitions": len(files), "spark": session.version}
+    engine.files.adopt(paths := [str(folder / name) for name in files])
+    facts = {"partitions": len(files), "spark": frame.sparkSession.version}
     facts |= {} if version is None else {"snapshot": version}
-    return {"files": [str(path) for path in files], "manifest": query.facts() | facts}
+    return {"files": paths, "manifest": query.facts() | facts}
 
 
-def _write_partition(
-    batches: "Iterator[pa.RecordBatch]", folder: Path
-) -> "Iterator[pa.RecordBatch]":
-    """Writes the rows of a partition as a file of this attempt, if there are any.
+def fetch_rows(
+    engine: Engine, query: SparkQuery, columns: Sequence[str], folder: Path, optional: Sequence[str]
+) -> None:
+    """Writes the rows of a query as Parquet on this machine, in the order of the partitions.
 
-    Arrow's types are not stored, so that the columns have those of Spark's own files.
+    Args:
+        optional: columns to read if the query has them.
 
-    Returns:
-        The number of the partition and the name of the file, see `_WRITTEN`.
+    Raises:
+        ValueError, EngineError: see `read_query`.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyspark import TaskContext
+    engine = _spark(engine, query)
+    with _failures(query):
+        frame, _ = _selected(engine, query, columns, optional)
+        batches = (
+            batch for cell in engine.cells(frame, packed) for batch in pa.ipc.open_stream(cell)
+        )
+        _write(batches, folder / "part-00000.parquet")
 
-    context, groups = TaskContext.get(), _groups(batches)
-    assert context is not None
+
+def _spark(engine: Engine, query: SparkQuery) -> SparkEngine:
+    if not isinstance(engine, SparkEngine):
+        raise ValueError(f"{query.flag}: expected --engine spark, got local")
+    return engine
+
+
+def _selected(
+    engine: SparkEngine, query: SparkQuery, columns: Sequence[str], optional: Sequence[str] = ()
+) -> tuple["DataFrame", int | None]:
+    """Returns the rows, and the version of their table."""
+    session = engine.session if query.frame is None else query.frame.sparkSession
+    version = _version(session, query.table) if query.table else None
+    frame = _frame(session, query, version)
+    wanted = [*columns, *(name for name in optional if name in frame.columns)]
+    check_columns(query.flag, frame.columns, wanted)
+    return frame.select(*("`" + name.replace("`", "``") + "`" for name in wanted)), version
+
+
+def _write_partition(prefix: str, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Writes the rows of a partition as a file of this attempt; returns its name, if it has any."""
+    path = Path(f"{prefix}{new_suffix()}.parquet")
+    if _write(iter(batches), path):
+        yield from cells_of([path.name.encode()])
+
+
+def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
+    """Writes batches, if there are any, without Arrow's types, as Spark's own files are."""
+    import pyarrow.parquet as pq
+
+    groups = _groups(batches)
     if (first := next(groups, None)) is None:
-        return iter(())
-    number = context.partitionId()
-    name = f"part-{number:05d}-{new_suffix()}.parquet"
-    with pq.ParquetWriter(folder / name, first.schema, store_schema=False) as writer:
+        return False
+    with pq.ParquetWriter(path, first.schema, store_schema=False) as writer:
         for group in chain([first], groups):
             writer.write_table(group)
-    columns = {"partition": pa.array([number], pa.int32()), "name": pa.array([name])}
-    return iter([pa.RecordBatch.from_pydict(columns)])
+    return True
 
 
-def _groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yields batches as row groups, and none without rows."""
-    import pyarrow as pa
-
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in filter(len, batches):
@@ -168,31 +169,16 @@ def _groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
 
 
 @contextmanager
-def _setting(session: "SparkSession", name: str, value: str) -> Iterator[None]:
-    """Changes a setting of a session, which may be the user's, within the block."""
-    before = session.conf.get(name)
-    session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        session.conf.set(name, before or "")
-
-
-@contextmanager
 def _failures(query: SparkQuery) -> Iterator[None]:
     """Turns Spark's errors into one line: a ValueError if the query is at fault."""
-    from pyspark.errors import AnalysisException, PySparkException
+    from pyspark.errors import AnalysisException
 
     try:
         yield
     except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
-    except spark_errors() as error:
-        if known := error_of_task(str(error)):
-            raise known from None
-        causes = "" if isinstance(error, PySparkException) else causes_of(str(error))
-        cause = causes or _first_line(error)
-        raise EngineError(f"{query.flag}: Spark failed: {cause}") from error
+    except EngineError as error:
+        raise EngineError(f"{query.flag}: {error}") from error
 
 
 def _first_line(error: Exception) -> str:

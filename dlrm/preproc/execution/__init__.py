@@ -1,1 +1,0 @@
-"""Execution of tasks: processes of this machine or Spark, and state that survives a kill."""

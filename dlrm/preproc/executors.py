@@ -1,0 +1,102 @@
+"""Tasks of Spark: compared with the driver before they run on an executor, and their errors."""
+
+import os
+import platform
+import pwd
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from dlrm import __version__
+from dlrm.preproc.errors import EngineError, TaskError
+
+_MARK, _EXECUTOR_MARK = "dlrm-task-error:", "dlrm-executor-error:"
+_SEND = (
+    "PYSPARK_PYTHON names the Python of the executors; spark-submit sends this package by "
+    "--py-files dlrm.zip, and an environment by --archives; a session sends the package by "
+    "spark.sparkContext.addPyFile or, with Spark Connect, spark.addArtifacts (preproc/README.md, "
+    "Python on the executors)"
+)
+
+
+def sent(task: Callable, context: tuple[int, tuple[str, str]]) -> Callable:
+    """Returns a function for executors, which first compares its package with this one.
+
+    As a nested function it is pickled by value, and runs where there is no package.
+    """
+    from pyspark import cloudpickle
+
+    content, mark, send, version = cloudpickle.dumps(task), _EXECUTOR_MARK, _SEND, __version__
+    machine = platform.machine()
+
+    def run(batches: Any) -> Any:
+        import os
+        import pickle
+        import platform
+        import sys
+
+        def fail(problem: str) -> None:
+            host = f"the executor on host {os.uname().nodename} ({sys.executable})"
+            raise RuntimeError(f"{mark}{host} {problem}{mark}") from None
+
+        if platform.machine() != machine:
+            fail(f"has architecture {platform.machine()}, and the driver {machine}")
+        try:
+            import numpy  # noqa: F401, ICN001
+
+            import dlrm
+        except ModuleNotFoundError as error:
+            fail(f"has no module {error.name!r}; {send}")
+        if (found := getattr(dlrm, "__version__", "of another project")) != version:
+            fail(f"has dlrm {found}, and the driver {version}; both need the same")
+        from dlrm.preproc.executors import guarded
+
+        return guarded(pickle.loads(content), context, batches)
+
+    return run
+
+
+def guarded(task: Callable, context: tuple[int, tuple[str, str]], batches: Any) -> Iterator[Any]:
+    """Runs a task with the driver's umask; marks its errors of input and output, with a place."""
+    mask, driver = context
+    os.umask(mask)
+    try:
+        yield from task(batches)
+    except (ValueError, OSError) as error:
+        where, (host, user) = "", host_and_user()
+        if isinstance(error, OSError) and (host, user) != driver:
+            unseen = "; not seen by this node" * isinstance(error, FileNotFoundError)
+            where = f" (on host {host} as user {user}{unseen})"
+        raise RuntimeError(f"{_MARK}{error}{where}{_MARK}") from None
+
+
+def host_and_user() -> tuple[str, str]:
+    with suppress(KeyError):  # as in containers
+        return os.uname().nodename, pwd.getpwuid(os.geteuid()).pw_name
+    return os.uname().nodename, str(os.geteuid())
+
+
+def error_of(error: BaseException) -> Exception:
+    """Returns the error of a task that an error of Spark has, or else Spark's causes, in a line."""
+    text = str(error)
+    if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
+        return TaskError(said[1])
+    if said := re.search(f"{_EXECUTOR_MARK}(.*?){_EXECUTOR_MARK}", text, re.DOTALL):
+        return EngineError(said[1])
+    versions = re.search(r"different version: (\d+\.\d+) than that in driver: (\d+\.\d+)", text)
+    if versions is not None:  # which Spark compares before it reads a task
+        host = re.search(r"\(TID \d+\) \((\S+) executor", text)
+        where = f"the executor on host {host[1]}" if host else "an executor"
+        return EngineError(
+            f"{where} has Python {versions[1]}, and the driver {versions[2]}; both need the same: "
+            "PYSPARK_PYTHON or --conf spark.pyspark.python names that of the executors"
+        )
+    named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception): ?.*)"
+    causes: list[str] = []
+    for cause in re.findall(named, text, re.MULTILINE):
+        cause = cause.removesuffix("Traceback (most recent call last):").strip()
+        if not any(cause.partition(": ")[2] in earlier for earlier in causes):
+            causes.append(cause)
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return EngineError(f"Spark failed: {'; '.join(causes) or first}")

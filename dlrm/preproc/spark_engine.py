@@ -1,0 +1,385 @@
+"""Sums and sorts with Spark what its executors make of parts.
+
+Our functions run in `mapInArrow`, which sessions with a JVM and those of Spark Connect have. To the
+driver come facts, and the values that get ids, packed into few cells.
+"""
+
+import os
+import pickle
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
+from dlrm.preproc.errors import EngineError
+from dlrm.preproc.executors import error_of, host_and_user, sent
+from dlrm.remote.uri import Uri
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEADLINE = "spark.dlrm.startTimeout"
+_PROBED_ROWS = 1 << 16  # more than there are cores
+_PARTITIONS = 3  # for each core
+_BUCKET_BYTES = 48 << 20  # of rows that are written at once
+_CELL_BYTES = 4 << 20
+_SIGN = np.uint64(1 << 63)  # flipped, as Spark has only signed numbers
+_CELL = "cell binary"
+_COUNTS = "column int, key long, text binary, n long"
+_ROWS = "bucket int, key long, row binary"
+Batches = Iterable[pa.RecordBatch]
+
+
+class LocalFiles:
+    """Files of a machine, or of a folder that all machines have: tasks use the same paths."""
+
+    @staticmethod
+    @contextmanager
+    def opened(*inputs: Any) -> Iterator[Callable[[bytes], Any]]:
+        """Yields what unpacks tasks."""
+        yield pickle.loads
+
+    def pack(self, task: Any) -> tuple[bytes, Mapping[str, Any]]:
+        """Returns what `opened` makes the task of, and the input that it names."""
+        return pickle.dumps(task), {}
+
+    def adopt(self, paths: Iterable[str | Path]) -> None:
+        """Has files that tasks have written."""
+
+    def adopt_new(self) -> None:
+        """Has the files that packed items name and that were not there."""
+
+    def folder(self, path: Path) -> Path | Uri:
+        """Returns where executors write what belongs into a folder."""
+        return path
+
+
+class SparkEngine:
+    """An engine of a session of Spark; see `dlrm.preproc.engine.Engine`.
+
+    Args:
+        session: a session, also of Spark Connect.
+        files: gives executors their files: `LocalFiles` or `StoredFiles`.
+    """
+
+    is_distributed = True
+
+    def __init__(self, session: "SparkSession", files: Any = None) -> None:
+        self.session, self.files, self.cores = session, files or LocalFiles(), 1
+        mask = os.umask(0o077)
+        os.umask(mask)
+        self._context = mask, host_and_user()
+
+    def start(self, check: Callable[[], None], reason: Callable[[], str]) -> None:
+        """Counts the cores, on each of which a function runs.
+
+        Raises:
+            EngineError: it has not begun to run within the deadline, or an executor lacks the
+                package.
+        """
+        deadline = _seconds(self.session.conf.get(DEADLINE, "120s") or "")
+        rows = self.session.range(_PROBED_ROWS)
+        self.cores = sum(1 for _ in self.cells(rows, partial(_checked, check), deadline, reason))
+
+    def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """Yields results in the order of their items; see `Engine`."""
+        cells = self.cells(*self._over(items, partial(_result, task)))
+        found = dict(map(pickle.loads, cells))
+        self.files.adopt_new()
+        yield from (found[number] for number in range(len(items)))
+
+    def counts(
+        self,
+        parts: Sequence[Any],
+        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        limits: Sequence[int],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the sums of counts; see `Engine`.
+
+        A second grouping leaves of the rare values of a column only their number.
+        """
+        given = self._mapped(*self._over(parts, partial(_counted, partial_counts)), _COUNTS)
+        # A part has each value once: nothing can be summed before the values come together.
+        given = given.repartition(self._partitions, "column", "key")
+        summed = given.groupBy("column", "key", "text").agg({"n": "sum"})
+        least = f"element_at(array({', '.join(f'{n}L' for n in [1, *limits])}), column + 2)"
+        rare = f"`sum(n)` < {least}"
+        folded = summed.selectExpr(
+            "column",
+            f"if({rare}, NULL, key) AS key",
+            f"if({rare}, NULL, text) AS text",
+            f"if({rare}, 0L, `sum(n)`) AS n",
+        )
+        folded = folded.groupBy("column", "key", "text", "n").count()
+        number = "`count` + (-9223372036854775807L - 1L)"
+        kept = folded.selectExpr("column", f"if(n > 0, key, {number}) AS key", "text", "n")
+        order = "column", kept.n.desc(), "text", "key"
+        ordered = kept.repartitionByRange(self._partitions, *order).sortWithinPartitions(*order)
+        for cell in self.cells(ordered, packed, on_task=on_part, tasks=len(parts)):
+            for batch in pa.ipc.open_stream(cell):
+                keys = batch.column(1).to_numpy().view(np.uint64) ^ _SIGN
+                texts = batch.column(2).cast(pa.large_binary())
+                yield _batch([batch.column(0), keys, texts, batch.column(3)], COUNTS)
+
+    def sorted_rows(
+        self,
+        parts: Sequence[Any],
+        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        spans: Sequence[Span],
+        write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        on_part: Callable[[int], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields what is made of rows in their order; see `Engine`."""
+        buckets = _Buckets(spans, 4 * self._partitions)
+        made = partial(_in_buckets, packed_rows, buckets)
+        given = self._mapped(*self._over(parts, made), _ROWS)
+        given = given.repartition(self._partitions, "bucket")
+        ordered = given.sortWithinPartitions("bucket", "key")
+        task = self.opened(partial(_written, write, buckets))
+        for cell in self.cells(ordered, task, on_task=on_part, tasks=len(parts)):
+            yield from pa.ipc.open_stream(cell)
+
+    def opened(self, task: Callable) -> Callable:
+        """Returns a task of batches that has its files."""
+        return partial(_opened, self.files.opened, *self.files.pack(task))
+
+    @property
+    def _partitions(self) -> int:
+        return _PARTITIONS * self.cores
+
+    def _over(self, items: Sequence[Any], make: Callable) -> tuple["DataFrame", Callable]:
+        """Returns a row for each item, in a partition of its own, and a function of these rows."""
+        rows = self.session.range(0, len(items), 1, max(len(items), 1))
+        content, inputs = self.files.pack(make)
+        packed = [self.files.pack(item) for item in items]
+        return rows, partial(_each, self.files.opened, content, inputs, packed)
+
+    def _mapped(self, frame: "DataFrame", task: Callable, columns: str) -> "DataFrame":
+        return frame.mapInArrow(sent(task, self._context), columns)
+
+    def cells(
+        self,
+        frame: "DataFrame",
+        task: Callable[[Batches], Iterator[pa.RecordBatch]],
+        deadline: float | None = None,
+        reason: Callable[[], str] = str,
+        on_task: Callable[[int], None] = lambda number: None,
+        tasks: int = 0,
+    ) -> Iterator[bytes]:
+        """Yields the cells that a function makes of the partitions of a data frame, in order.
+
+        A thread waits for Spark: a signal that interrupts pyspark in the main thread would leave an
+        answer to be read by the next call.
+
+        Args:
+            deadline: seconds in which something must have run, and the `reason` if nothing has.
+            on_task: called with 0, 1, ... as that many of the first `tasks` tasks have ended.
+        """
+        mapped, tag = self._mapped(frame, task, _CELL), f"dlrm-{uuid.uuid4().hex}"
+        results, over = Queue[Any](2), Event()
+        thread = Thread(target=self._fetch, args=(mapped, tag, results, over), daemon=True)
+        thread.start()
+        began, done = time.monotonic(), 0
+        try:
+            while True:
+                try:
+                    result = results.get(timeout=0.5)
+                except Empty:
+                    active, ended = self._progress()
+                    for number in range(done, min(ended, tasks)):
+                        on_task(number)
+                        done = number + 1
+                    if active or ended:
+                        deadline = None
+                    if deadline is not None and time.monotonic() - began > deadline:
+                        why = reason() or "no executor has registered, or none has a free core"
+                        raise EngineError(
+                            f"Spark started no task within {deadline:.0f} s: {why}. --conf "
+                            f"{DEADLINE}=600s waits longer"
+                        ) from None
+                    continue
+                if result is None:
+                    return
+                if isinstance(result, BaseException):
+                    raise error_of(result) from None
+                deadline = None
+                yield result
+        finally:
+            over.set()
+            if thread.is_alive():
+                with suppress(Exception):  # a signal to the whole group ends the JVM as well
+                    self.session.interruptTag(tag)
+                thread.join(10)
+
+    def _fetch(self, frame: "DataFrame", tag: str, results: Queue, over: Event) -> None:
+        def put(result: Any) -> None:
+            while not over.is_set():
+                with suppress(Full):
+                    results.put(result, timeout=0.5)
+                    return
+
+        try:
+            self.session.addTag(tag)
+            for (cell,) in frame.toLocalIterator():
+                put(bytes(cell))
+                if over.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    def _progress(self) -> tuple[int, int]:
+        """Returns the numbers of running and of ended tasks of the running stages."""
+        with suppress(Exception):  # Spark Connect has none
+            tracker = self.session.sparkContext.statusTracker()
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            found = [(one.numActiveTasks, one.numCompletedTasks) for one in stages if one]
+            return sum(a for a, _ in found), sum(b for _, b in found)
+        return 0, 0
+
+
+def _seconds(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
+    if match is None:
+        raise ValueError(f"--conf {DEADLINE}: expected seconds, as in 120s, got {text!r}")
+    return int(match[1])
+
+
+class _Buckets:
+    """Ranges of keys of each split, which have about the same bytes."""
+
+    def __init__(self, spans: Sequence[Span], least: int) -> None:
+        total, self.splits = sum(span.size for span in spans), list[int]()
+        self._first, self._places, self._widths = list[int](), list[int](), list[int]()
+        for split, span in enumerate(spans):
+            share = span.size * least // max(total, 1)
+            number = max(share, -(-span.size // _BUCKET_BYTES), 1)
+            self._places.append(len(self.splits))
+            self._first.append(span.first)
+            self._widths.append(-(-(span.end - span.first) // number))
+            self.splits += [split] * number
+
+    def of(self, split: int, keys: np.ndarray) -> np.ndarray:
+        """Returns the bucket of each key of a split; that of facts is -1."""
+        if split == FACTS:
+            return np.full(len(keys), FACTS, np.int32)
+        first, width = self._first[split], self._widths[split]
+        if width >= 1 << 64:
+            return np.full(len(keys), self._places[split], np.int32)
+        found = (keys - np.uint64(first)) // np.uint64(width)
+        return (found + np.uint64(self._places[split])).astype(np.int32)
+
+
+def _batch(arrays: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=schema)
+
+
+def cells_of(contents: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    for content in contents:
+        yield pa.record_batch({"cell": pa.array([content], pa.binary())})
+
+
+def packed(batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Packs batches into cells."""
+
+    def contents() -> Iterator[bytes]:
+        held, size = list[pa.RecordBatch](), 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size >= _CELL_BYTES:
+                yield _stream(held)
+                held, size = [], 0
+        if held:
+            yield _stream(held)
+
+    yield from cells_of(contents())
+
+
+def _stream(batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _checked(check: Callable[[], None], batches: Batches) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    check()
+    yield from cells_of([b""])
+
+
+def _each(
+    opened: Callable, make: bytes, common: Any, items: Sequence[Any], batches: Batches
+) -> Iterator[pa.RecordBatch]:
+    """Calls a function with the number of each row, and the item of this number."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            content, inputs = items[number]
+            try:
+                with opened(common, inputs) as loads:
+                    yield from loads(make)(number, loads(content))
+            except ValueError:
+                if not inputs:
+                    raise
+                # Once more with whole files, as the message has the number of a line.
+                with opened(common, {name: one.whole for name, one in inputs.items()}) as loads:
+                    yield from loads(make)(number, loads(content))
+
+
+def _opened(opened: Callable, task: bytes, inputs: Any, batches: Batches) -> Iterator[Any]:
+    with opened(inputs) as loads:
+        yield from loads(task)(batches)
+
+
+def _result(task: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
+    yield from cells_of([pickle.dumps((number, task(item)))])
+
+
+def _counted(partial_counts: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
+    for batch in partial_counts(item):
+        keys = (batch.column(1).to_numpy() ^ _SIGN).view(np.int64)
+        texts = batch.column(2).cast(pa.binary())
+        yield pa.record_batch(
+            {"column": batch.column(0), "key": keys, "text": texts, "n": batch.column(3)}
+        )
+
+
+def _in_buckets(
+    packed_rows: Callable, buckets: _Buckets, number: int, item: Any
+) -> Iterator[pa.RecordBatch]:
+    for batch in packed_rows(item):
+        for split, rows in slices([batch]):
+            keys = rows.column(1).to_numpy()
+            of_rows, ordered = buckets.of(split, keys), (keys ^ _SIGN).view(np.int64)
+            packed = rows.column(2).cast(pa.binary())
+            yield pa.record_batch({"bucket": of_rows, "key": ordered, "row": packed})
+
+
+def _written(write: Callable, buckets: _Buckets, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Writes the rows of each bucket; returns cells of what is made of them."""
+
+    def rows(bucket: int, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Any]:
+        split = FACTS if bucket == FACTS else buckets.splits[bucket]
+        for _, piece in pieces:
+            keys = piece.column(1).to_numpy().view(np.uint64) ^ _SIGN
+            splits = np.full(len(piece), split, np.int32)
+            yield _batch([splits, keys, piece.column(2).cast(pa.large_binary())], ROWS)
+
+    for bucket, pieces in groupby(slices(batches), key=itemgetter(0)):
+        yield from packed(write(rows(bucket, pieces)))
