@@ -1,11 +1,14 @@
 """Tasks of Spark: compared with the driver before they run on an executor, and their errors."""
 
+import gc
 import os
 import platform
 import pwd
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from dlrm import __version__
@@ -69,6 +72,15 @@ def guarded(task: Callable, context: tuple[int, tuple[str, str]], batches: Any) 
             unseen = "; not seen by this node" * isinstance(error, FileNotFoundError)
             where = f" (on host {host} as user {user}{unseen})"
         raise RuntimeError(f"{_MARK}{error}{where}{_MARK}") from None
+    finally:
+        _freeze_loaded(len(sys.modules))
+
+
+@cache
+def _freeze_loaded(modules: int) -> None:
+    """Excludes loaded modules from the garbage collection after every task, which takes 40 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def host_and_user() -> tuple[str, str]:

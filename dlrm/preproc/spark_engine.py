@@ -53,7 +53,9 @@ class LocalFiles:
 
     def pack(self, task: Any) -> tuple[bytes, Mapping[str, Any]]:
         """Returns what `opened` makes the task of, and the input that it names."""
-        return pickle.dumps(task), {}
+        from pyspark import cloudpickle
+
+        return cloudpickle.dumps(task), {}
 
     def adopt(self, paths: Iterable[str | Path]) -> None:
         """Has files that tasks have written."""
@@ -91,11 +93,11 @@ class SparkEngine:
         """
         deadline = _seconds(self.session.conf.get(DEADLINE, "120s") or "")
         rows = self.session.range(_PROBED_ROWS)
-        self.cores = sum(1 for _ in self.cells(rows, partial(_checked, check), deadline, reason))
+        self.cores = sum(1 for _ in self.cells(rows, partial(_checked, check), True, deadline, reason))
 
     def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """Yields results in the order of their items; see `Engine`."""
-        cells = self.cells(*self._over(items, partial(_result, task)))
+        cells = self.cells(*self._over(items, partial(_result, task)), few=True)
         found = dict(map(pickle.loads, cells))
         self.files.adopt_new()
         yield from (found[number] for number in range(len(items)))
@@ -174,6 +176,7 @@ class SparkEngine:
         self,
         frame: "DataFrame",
         task: Callable[[Batches], Iterator[pa.RecordBatch]],
+        few: bool = False,
         deadline: float | None = None,
         reason: Callable[[], str] = str,
         on_task: Callable[[int], None] = lambda number: None,
@@ -185,12 +188,13 @@ class SparkEngine:
         answer to be read by the next call.
 
         Args:
+            few: whether memory holds all cells.
             deadline: seconds in which something must have run, and the `reason` if nothing has.
             on_task: called with 0, 1, ... as that many of the first `tasks` tasks have ended.
         """
         mapped, tag = self._mapped(frame, task, _CELL), f"dlrm-{uuid.uuid4().hex}"
         results, over = Queue[Any](2), Event()
-        thread = Thread(target=self._fetch, args=(mapped, tag, results, over), daemon=True)
+        thread = Thread(target=self._fetch, args=(mapped, few, tag, results, over), daemon=True)
         thread.start()
         began, done = time.monotonic(), 0
         try:
@@ -224,7 +228,9 @@ class SparkEngine:
                     self.session.interruptTag(tag)
                 thread.join(10)
 
-    def _fetch(self, frame: "DataFrame", tag: str, results: Queue, over: Event) -> None:
+    def _fetch(
+        self, frame: "DataFrame", few: bool, tag: str, results: Queue, over: Event
+    ) -> None:
         def put(result: Any) -> None:
             while not over.is_set():
                 with suppress(Full):
@@ -233,13 +239,19 @@ class SparkEngine:
 
         try:
             self.session.addTag(tag)
-            for (cell,) in frame.toLocalIterator():
+            if not few:
+                frame.persist().count()  # all partitions at a time, unlike the iterator
+            for (cell,) in frame.collect() if few else frame.toLocalIterator():
                 put(bytes(cell))
                 if over.is_set():
                     return
             put(None)
         except BaseException as error:
             put(error)
+        finally:
+            if not few:
+                with suppress(Exception):
+                    frame.unpersist()
 
     def _progress(self) -> tuple[int, int]:
         """Returns the numbers of running and of ended tasks of the running stages."""
