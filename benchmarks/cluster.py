@@ -83,6 +83,7 @@ class Cluster:
             self.flags += [
                 f"--conf=spark.archives={archive}#package",
                 "--conf=spark.executorEnv.PYTHONPATH=package",
+                "--conf=spark.shuffle.readHostLocalDisk=false",  # as if each were another host
             ]
         self._port = port
 

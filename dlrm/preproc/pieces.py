@@ -183,7 +183,7 @@ def join_piece(
             places = np.append(places, before + piece.values[i])
         of_starts = memoryview(places.astype(bags.STARTS_DTYPE).tobytes())
         starts.append((file, first * bags.STARTS_DTYPE.itemsize, of_starts))
-    if starts and isinstance(folder, Uri):
+    if any(len(data) for *_, data in starts) and isinstance(folder, Uri):
         name = f"{piece.name}.starts"
         open_store(folder).write(folder.below(name).key, b"".join(data for *_, data in starts))
         slices_of[name] = _written(starts, None)
@@ -206,6 +206,7 @@ def _content(folder: Path | Uri, name: str) -> memoryview:
 def _written(
     found: Sequence[tuple[str, int, memoryview]], dataset: Path | None
 ) -> list[tuple[str, int, int, list[int]]]:
+    found = [one for one in found if len(one[2])]
     for file, place, data in found:
         if dataset is not None:
             with open(dataset / file, "r+b", buffering=0) as opened:
