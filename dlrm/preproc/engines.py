@@ -160,7 +160,8 @@ def session_engine(
     from dlrm.preproc.spark_engine import SparkEngine
 
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # which raises them too
-    files, check = None, partial(_check_folders, shared_folders(output) if output else [])
+    folders = filter(Path.exists, shared_folders(output)) if output else ()
+    files, check = None, partial(_check_folders, list(folders))
     need = (
         "Every executor needs this directory under the same path, and may write in it as the same "
         "user or as one of its group"

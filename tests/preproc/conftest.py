@@ -7,15 +7,15 @@ import pytest
 def spark(java, storage, tmp_path_factory):
     """One Spark for all tests, as it takes seconds to start; its workers know the storage."""
     pytest.importorskip("pyspark")
+    from dlrm.preproc.engines import session_engine, spark_session
     from dlrm.preproc.errors import EngineError
-    from dlrm.preproc.execution.spark_engine import spark_engine
 
     folder = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)
     try:
         settings = {f"spark.executorEnv.{k}": v for k, v in storage.environment.items()}
-        context = spark_engine("local[2]", 2, folder / "spark.log", settings)
-        started = context.__enter__()
+        context = spark_session("local[2]", 2, folder / "spark.log", settings)
+        started = session_engine(context.__enter__(), None, lambda line: None)
     except EngineError as error:
         pytest.skip(f"no Spark here: {error}")
     yield started

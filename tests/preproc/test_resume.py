@@ -16,12 +16,12 @@ from tables_testing import Inline, contents
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.preproc.duckdb_engine import local_engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.prepare import input_facts
 from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long

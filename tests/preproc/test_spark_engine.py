@@ -5,18 +5,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
 from dlrm.command_line import Terminated, terminable
+from dlrm.preproc.engines import configuration, open_engine, own_local_folders, session_engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.execution.spark_engine import (
-    SparkEngine,
-    configuration,
-    own_local_folders,
-    spark_engine,
-)
+from dlrm.preproc.spark_engine import SparkEngine
 
 pytestmark = pytest.mark.long
 SOCKETS = "spark.python.unix.domain.socket.enabled"
@@ -44,19 +39,17 @@ def test_what_killed_spark_left_goes_with_the_next(tmp_path, monkeypatch):
     assert os.environ["SPARK_LOCAL_DIRS"] == str(folder)
 
 
-def test_what_is_loaded_is_no_garbage_to_look_for_after_every_task(spark, tmp_path):
+def test_what_is_loaded_is_no_garbage_to_look_for_after_every_task(spark):
     def note(item):
         import gc
         import os
 
-        (tmp_path / str(item)).write_text(f"{os.getpid()} {gc.get_freeze_count()}")
+        return os.getpid(), gc.get_freeze_count()
 
-    spark.run("frozen", note, range(8))
-    frozen = [path.read_text().split() for path in tmp_path.iterdir()]
-    assert len(frozen) == 8
-    for process, objects in frozen:
-        assert int(process) != os.getpid()
-        assert int(objects) > 10_000  # pyspark and numpy
+    list(spark.map(note, range(4)))  # after which it is loaded
+    for process, objects in spark.map(note, range(8)):
+        assert process != os.getpid()
+        assert objects > 10_000  # pyspark and numpy
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "spark://host:7077"])
@@ -78,65 +71,42 @@ def test_clusters_of_others_keep_their_java_options(master):
 
 def test_a_running_spark_is_used_and_left(spark, tmp_path):
     said = []
-    settings = {"spark.executor.memory": "9g"}
-    with spark_engine("local[7]", 1, None, settings, [tmp_path], said.append) as engine:
-        assert engine.cores == spark.cores
-        assert engine.session().sparkContext is spark.session().sparkContext
+    (tmp_path / "out.unfinished").mkdir()
+    how = tmp_path, None, None, tmp_path / "out", said.append
+    with open_engine("spark", 7, *how) as engine:
+        assert engine.cores == spark.cores == 2
+        assert engine.session.sparkContext is spark.session.sparkContext
     assert said[0].startswith(
         "note: uses the Spark session of this process (local[2]), so --master"
     )
-    assert said[1] == f"Spark UI: {spark.address}"
-    assert not list(tmp_path.iterdir())
-    spark.run("after", lambda item: (tmp_path / str(item)).touch(), range(3))
-    assert len(list(tmp_path.iterdir())) == 3
+    assert said[1] == f"Spark UI: {spark.session.sparkContext.uiWebUrl}"
+    assert [path.name for path in tmp_path.rglob("*")] == ["out.unfinished"]
+    assert list(spark.map(str, range(3))) == ["0", "1", "2"]
 
 
 def test_tasks_have_the_umask_of_the_command(spark, tmp_path):
     before = os.umask(0o007)
     try:
-        with spark_engine("local[2]", 1, say=lambda line: None) as engine:
-            engine.run("write", lambda item: (tmp_path / str(item)).touch(), range(4))
+        engine = SparkEngine(spark.session)
     finally:
         os.umask(before)
+    list(engine.map(lambda item: (tmp_path / str(item)).touch(), range(4)))
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o660}
 
 
 def test_a_folder_in_which_no_task_can_write_is_named_at_the_start(spark, tmp_path):
-    folders = [tmp_path, Path("/proc")]  # where not even root creates files
-    with (
-        pytest.raises(EngineError, match=r"cannot create a file: '/proc'\. Every executor needs"),
-        spark_engine("local[2]", 1, None, {}, folders, lambda line: None),
-    ):
-        pytest.fail("no task should run")
+    (tmp_path / "proc").symlink_to("/proc")  # where not even root creates files
+    with pytest.raises(EngineError, match=r"cannot create a file: '/proc'\. Every executor needs"):
+        session_engine(spark.session, tmp_path / "proc" / "out", lambda line: None)
 
 
-def test_all_causes_of_an_error_are_said(spark):
+def test_an_error_is_said_in_a_line(spark):
     def broken(item):
-        try:
-            {}[item]
-        except KeyError as error:
-            raise RuntimeError(f"no item {item}") from error
+        raise RuntimeError(f"no item {item}")
 
     with pytest.raises(EngineError) as raised:
-        spark.run("broken", broken, [7])
-    assert str(raised.value).startswith("Spark failed: ")
-    assert str(raised.value).endswith("KeyError: 7; RuntimeError: no item 7")
-    assert "\n" not in str(raised.value)
-
-
-def test_the_reason_why_spark_stopped_is_said_not_what_followed(tmp_path):
-    error = pytest.importorskip("py4j.protocol").Py4JError("SparkContext was shut down")
-    spark = MagicMock(defaultParallelism=1)
-    spark.getConf().get.return_value = "120s"
-    spark.parallelize.side_effect = error
-    log = tmp_path / "spark.log"
-    log.write_text(
-        "18:13:19 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: old age\n"
-        "18:13:19 ERROR Inbox: Ignoring error\norg.apache.spark.SparkException: Exiting\n"
-    )
-    expected = "Spark stopped: Application has been killed. Reason: old age"
-    with pytest.raises(EngineError, match=expected):
-        SparkEngine(spark).start(log=log)
+        list(spark.map(broken, [7]))
+    assert str(raised.value) == "Spark failed: RuntimeError: no item 7"
 
 
 def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
@@ -150,7 +120,6 @@ def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
 
     threading.Thread(target=stop, daemon=True).start()
     with terminable(), pytest.raises(Terminated):
-        spark.run("stopped", os.system, [task])
+        list(spark.map(os.system, [task]))
     end.touch()  # the stage has ended before its task may
-    spark.run("next", Path.touch, [tmp_path / "touched"])
-    assert (tmp_path / "touched").exists()
+    assert list(spark.map(str, [7])) == ["7"]

@@ -14,13 +14,10 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.execution.spark_query import SparkQuery, _version
-from dlrm.preproc.execution.stored_work import driver_folder
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.spark_query import SparkQuery, _version
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.remote.cache import Cache
-from dlrm.remote.publish import fetched_directory
 
 ROWS = 3000
 SCHEMA = {
@@ -53,13 +50,18 @@ def parquet(tmp_path_factory):
 
 def prepare(engine, output, tables, query=None):
     return prepare_tables(
-        OPTIONS, tables, output, lambda: nullcontext(engine), say=lambda line: None, query=query
+        OPTIONS,
+        tables,
+        output,
+        lambda spill: nullcontext(engine),
+        say=lambda line: None,
+        query=query,
     )
 
 
 @pytest.mark.parametrize("partitions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_table_gives_the_bytes_of_its_files(spark, parquet, tmp_path, partitions):
-    session = spark.session()
+    session = spark.session
     frame = session.read.parquet(str(parquet))
     if partitions > 1:
         frame = frame.repartitionByRange(partitions, "n").sortWithinPartitions("n")
@@ -72,34 +74,6 @@ def test_a_table_gives_the_bytes_of_its_files(spark, parquet, tmp_path, partitio
     assert found == expected
     facts = read_json(tmp_path / "table" / "manifest.json")["transform"]["spark"]
     assert facts == {"--spark_table": "sales", "partitions": partitions, "spark": session.version}
-
-
-EVERY_TYPE = """SELECT id n, id % 3 = 0 y, cast(id as float) x, cast(id as decimal(9,2)) / 7 price,
-    date_add(date'2026-01-01', int(id % 9)) kind, cast(id % 5 as tinyint) small,
-    timestamp_seconds(id * 1001) at, cast(timestamp_seconds(id) as timestamp_ntz) plain,
-    IF(id % 4 = 0, NULL, transform(sequence(0, id % 3), i -> concat('v', i))) words,
-    id % 2 = 0 flag FROM range(0, 3000, 1, 4) WHERE id NOT BETWEEN 750 AND 1499"""
-
-
-@pytest.mark.slow
-def test_rows_of_spark_through_a_store_give_the_bytes_of_a_folder(spark, store_uri, tmp_path):
-    session, fields = spark.session(), ("kind", "small", "plain", "flag")
-    schema = {
-        "label": {"column": "y", "positive": "true"},
-        "numerical": ["x", "price"],
-        "categorical": [*fields, {"column": "words", "max_length": 2}],
-        "time": {"column": "at"},
-    }
-    options = TableOptions(Schema.from_dict(schema), SplitConfig(test_fraction=0.2))
-    session.sql(EVERY_TYPE).createOrReplaceTempView("every_type")
-    how = {"query": SparkQuery("every_type"), "say": lambda line: None}
-    folder, output = tmp_path / "a folder", store_uri.below("out")
-    with driver_folder(Cache.open()):
-        prepare_tables(options, {}, output, lambda: nullcontext(spark), **how)
-    prepare_tables(options, {}, folder, lambda: nullcontext(spark), **how)
-    assert read_json(folder / "manifest.json")["transform"]["spark"]["partitions"] == 3
-    with fetched_directory(Cache.open(), output) as path:
-        assert contents(path) == contents(folder)
 
 
 @pytest.mark.slow
@@ -134,7 +108,7 @@ def test_rows_of_spark_get_the_scores_of_their_file(java, local, parquet, tmp_pa
 
 
 def test_what_spark_cannot_read_is_said_in_a_line(spark, parquet, tmp_path):
-    spark.session().read.parquet(str(parquet)).createOrReplaceTempView("sales")
+    spark.session.read.parquet(str(parquet)).createOrReplaceTempView("sales")
     cases = {
         SparkQuery("nothing"): (ValueError, r"--spark_table nothing: .*`nothing` cannot be found"),
         SparkQuery(sql="selec 1"): (ValueError, r"--spark_sql selec 1: .*Syntax error at or near"),

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
+from dlrm.preproc.stages.shuffle_files import write_buckets
 
 from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Counts, Dictionary, count_values
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.preproc.stages import dictionary_merge as dictionaries
-from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
-from dlrm.preproc.stages.shuffle_files import write_buckets
 
 COMMAND = Path(__file__).resolve().parents[3] / "preproc" / "spark_data_utils.py"
 
