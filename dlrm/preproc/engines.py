@@ -84,6 +84,7 @@ def open_engine(
     spark: SparkConfig | None = None,
     output: Path | None = None,
     say: Callable[[str], None] = print,
+    log: Path | None = None,
 ) -> Iterator[Engine]:
     """Starts an engine, and stops it at the end of the block.
 
@@ -93,8 +94,9 @@ def open_engine(
         spill: directory for what memory does not hold, of this machine's engine.
         memory: bytes of memory of it for sums and sorting.
         spark: the session of Spark; None is one with the defaults.
-        output: what executors write. Spark's log is beside it, or in the working directory.
+        output: what executors write, if anything.
         say: called with a line about Spark's pages, before the first task.
+        log: file of Spark's messages; by default beside the output, or in the working directory.
 
     Raises:
         ValueError: too many cores.
@@ -112,7 +114,8 @@ def open_engine(
     master = spark.master or (None if submitted else f"local[{cores}]")
     settings = dict(item.split("=", 1) for item in spark.conf)
     is_here = output is not None and not is_uri(origin_of(output))
-    log = (output.resolve().parent if output and is_here else Path.cwd()) / "spark.log"
+    folder = output.resolve().parent if output and is_here else Path.cwd()
+    log = log or folder / "spark.log"
     with spark_session(master, spark.memory_gib, log, settings, say) as session:
         yield session_engine(session, output, say, log)
 

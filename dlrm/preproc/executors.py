@@ -1,18 +1,23 @@
-"""Tasks of Spark: compared with the driver before they run on an executor, and their errors."""
+"""Tasks of Spark on executors: their files, a comparison with the driver, and their errors."""
 
 import gc
 import os
+import pickle
 import platform
 import pwd
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from dlrm import __version__
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.remote.uri import Uri
 
 _MARK, _EXECUTOR_MARK = "dlrm-task-error:", "dlrm-executor-error:"
 _SEND = (
@@ -21,6 +26,61 @@ _SEND = (
     "spark.sparkContext.addPyFile or, with Spark Connect, spark.addArtifacts (preproc/README.md, "
     "Python on the executors)"
 )
+
+
+class LocalFiles:
+    """Files of a machine, or of a folder that all machines have: tasks use the same paths."""
+
+    @staticmethod
+    @contextmanager
+    def opened(*inputs: Any) -> Iterator[Callable[[bytes], Any]]:
+        """Yields what unpacks tasks."""
+        yield pickle.loads
+
+    def pack(self, task: Any) -> tuple[bytes, Mapping[str, Any]]:
+        """Returns what `opened` makes the task of, and the input that it names."""
+        from pyspark import cloudpickle
+
+        return cloudpickle.dumps(task), {}
+
+    def adopt(self, paths: Iterable[str | Path]) -> None:
+        """Has files that tasks have written."""
+
+    def adopt_new(self) -> None:
+        """Has the files that packed items name and that were not there."""
+
+    def folder(self, path: Path) -> Path | Uri:
+        """Returns where executors write what belongs into a folder."""
+        return path
+
+
+def each(
+    opened: Callable,
+    make: bytes,
+    common: Any,
+    items: Sequence[Any],
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Calls a function with the number of each row, and the item of this number."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            content, inputs = items[number]
+            try:
+                with opened(common, inputs) as loads:
+                    yield from loads(make)(number, loads(content))
+            except ValueError:
+                if not inputs:
+                    raise
+                # Once more with whole files, as the message has the number of a line.
+                with opened(common, {name: one.whole for name, one in inputs.items()}) as loads:
+                    yield from loads(make)(number, loads(content))
+
+
+def opened_task(
+    opened: Callable, task: bytes, inputs: Any, batches: Iterable[pa.RecordBatch]
+) -> Iterator[Any]:
+    with opened(inputs) as loads:
+        yield from loads(task)(batches)
 
 
 def sent(task: Callable, context: tuple[int, tuple[str, str]]) -> Callable:

@@ -9,12 +9,11 @@ import pickle
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,7 @@ import pyarrow as pa
 
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.executors import error_of, host_and_user, sent
-from dlrm.remote.uri import Uri
+from dlrm.preproc.executors import LocalFiles, each, error_of, host_and_user, opened_task, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,32 +38,6 @@ _CELL = "cell binary"
 _COUNTS = "column int, key long, text binary, n long"
 _ROWS = "bucket int, key long, row binary"
 Batches = Iterable[pa.RecordBatch]
-
-
-class LocalFiles:
-    """Files of a machine, or of a folder that all machines have: tasks use the same paths."""
-
-    @staticmethod
-    @contextmanager
-    def opened(*inputs: Any) -> Iterator[Callable[[bytes], Any]]:
-        """Yields what unpacks tasks."""
-        yield pickle.loads
-
-    def pack(self, task: Any) -> tuple[bytes, Mapping[str, Any]]:
-        """Returns what `opened` makes the task of, and the input that it names."""
-        from pyspark import cloudpickle
-
-        return cloudpickle.dumps(task), {}
-
-    def adopt(self, paths: Iterable[str | Path]) -> None:
-        """Has files that tasks have written."""
-
-    def adopt_new(self) -> None:
-        """Has the files that packed items name and that were not there."""
-
-    def folder(self, path: Path) -> Path | Uri:
-        """Returns where executors write what belongs into a folder."""
-        return path
 
 
 class SparkEngine:
@@ -93,7 +65,9 @@ class SparkEngine:
         """
         deadline = _seconds(self.session.conf.get(DEADLINE, "120s") or "")
         rows = self.session.range(_PROBED_ROWS)
-        self.cores = sum(1 for _ in self.cells(rows, partial(_checked, check), True, deadline, reason))
+        self.cores = sum(
+            1 for _ in self.cells(rows, partial(_checked, check), True, deadline, reason)
+        )
 
     def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """Yields results in the order of their items; see `Engine`."""
@@ -156,7 +130,7 @@ class SparkEngine:
 
     def opened(self, task: Callable) -> Callable:
         """Returns a task of batches that has its files."""
-        return partial(_opened, self.files.opened, *self.files.pack(task))
+        return partial(opened_task, self.files.opened, *self.files.pack(task))
 
     @property
     def _partitions(self) -> int:
@@ -167,7 +141,7 @@ class SparkEngine:
         rows = self.session.range(0, len(items), 1, max(len(items), 1))
         content, inputs = self.files.pack(make)
         packed = [self.files.pack(item) for item in items]
-        return rows, partial(_each, self.files.opened, content, inputs, packed)
+        return rows, partial(each, self.files.opened, content, inputs, packed)
 
     def _mapped(self, frame: "DataFrame", task: Callable, columns: str) -> "DataFrame":
         return frame.mapInArrow(sent(task, self._context), columns)
@@ -228,9 +202,7 @@ class SparkEngine:
                     self.session.interruptTag(tag)
                 thread.join(10)
 
-    def _fetch(
-        self, frame: "DataFrame", few: bool, tag: str, results: Queue, over: Event
-    ) -> None:
+    def _fetch(self, frame: "DataFrame", few: bool, tag: str, results: Queue, over: Event) -> None:
         def put(result: Any) -> None:
             while not over.is_set():
                 with suppress(Full):
@@ -334,29 +306,6 @@ def _checked(check: Callable[[], None], batches: Batches) -> Iterator[pa.RecordB
         pass
     check()
     yield from cells_of([b""])
-
-
-def _each(
-    opened: Callable, make: bytes, common: Any, items: Sequence[Any], batches: Batches
-) -> Iterator[pa.RecordBatch]:
-    """Calls a function with the number of each row, and the item of this number."""
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            content, inputs = items[number]
-            try:
-                with opened(common, inputs) as loads:
-                    yield from loads(make)(number, loads(content))
-            except ValueError:
-                if not inputs:
-                    raise
-                # Once more with whole files, as the message has the number of a line.
-                with opened(common, {name: one.whole for name, one in inputs.items()}) as loads:
-                    yield from loads(make)(number, loads(content))
-
-
-def _opened(opened: Callable, task: bytes, inputs: Any, batches: Batches) -> Iterator[Any]:
-    with opened(inputs) as loads:
-        yield from loads(task)(batches)
 
 
 def _result(task: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:

@@ -113,7 +113,7 @@ def fetch_rows(
         batches = (
             batch for cell in engine.cells(frame, packed) for batch in pa.ipc.open_stream(cell)
         )
-        _write(batches, folder / "part-00000.parquet")
+        _write(batches, folder / "rows.parquet")
 
 
 def _spark(engine: Engine, query: SparkQuery) -> SparkEngine:

@@ -101,7 +101,7 @@ def test_rows_of_spark_get_the_scores_of_their_file(java, local, parquet, tmp_pa
     query = f"SELECT * EXCEPT (x, y), IF(n = 7, 'old', STRING(x)) x FROM {here} ORDER BY n"
     done = predict(f"--spark_sql={query}", "none")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: --spark_sql {query}: part-00000-")
+    assert done.stderr.startswith(f"error: --spark_sql {query}: rows.parquet, row group")
     assert done.stderr.endswith(", row group 0, row 7, column x: expected a number, got 'old'\n")
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith("spark-")}
     assert left - {"log.json"} == {"dataset", "run", "spark.log", "file.npy", "query.npy"}

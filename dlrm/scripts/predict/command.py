@@ -77,7 +77,8 @@ def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Ite
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         labels = [fitted.schema.label.column] * (values["label"] is not False)
         try:
-            with open_engine("spark", cores, Path(folder), None, spark) as engine:
+            place, log = Path(folder), output.parent / "spark.log"
+            with open_engine("spark", cores, place, None, spark, log=log) as engine:
                 fetch_rows(engine, query, fitted.names, Path(folder), labels)
             yield folder
         except EngineError as error:
