@@ -1,6 +1,7 @@
 """Sums and sorts with DuckDB what processes or threads of this machine make of parts."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
@@ -21,6 +22,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from dlrm.data.transform.dictionaries import two_texts
 from dlrm.data.workers import end_processes, process_pool
 from dlrm.host_memory import host_memory
 from dlrm.preproc.engine import COUNTS, ROWS
@@ -38,8 +40,9 @@ _SUMS = """
             SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
                 if(n < least, 0, n) AS n
             FROM (
-                SELECT "column", key, min(text) AS text, sum(n)::BIGINT AS n,
-                    $limits["column" + 2] AS least
+                SELECT "column", key, if(min(text) <> max(text), error(
+                        'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
+                    ), min(text)) AS text, sum(n)::BIGINT AS n, $limits["column" + 2] AS least
                 FROM given GROUP BY "column", key
             )
         ) GROUP BY "column", key, text, n
@@ -145,6 +148,7 @@ class DuckDbEngine:
             "threads": self.cores,
             "memory_limit": f"{self._memory}B",
             "temp_directory": str(self._folder or gettempdir()),
+            "max_temp_directory_size": "1000TB",  # of which a full disk has its own error
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -157,7 +161,19 @@ class DuckDbEngine:
             except duckdb.Error as error:
                 if errors:
                     raise errors[0] from None
-                raise TaskError(str(error)) from error
+                raise TaskError(self._explained(error)) from error
+
+    def _explained(self, error: duckdb.Error) -> str:
+        """Returns an error of DuckDB in one line."""
+        message = str(error).partition("\n")[0]
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return (
+                f"sums and sorting need more than {self._memory / 1e6:.0f} MB on {self.cores} "
+                "cores; expected a larger --memory, or fewer --cores"
+            )
+        if texts := re.search(r"hash of (\w*) and (\w*)$", message):
+            return two_texts(*map(bytes.fromhex, texts.groups()))
+        return message.partition("Error: ")[2] or message
 
     def stop(self) -> None:
         """Ends the processes or threads."""

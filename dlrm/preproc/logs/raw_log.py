@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.files import sync
+from dlrm.locks import new_suffix
 from dlrm.preproc.stages.source import Rejected
 from dlrm.remote.task_files import fetch, open_input
 
@@ -306,7 +307,7 @@ def unpack(source: str, target: str) -> int:
     Raises:
         ValueError: the file is damaged or truncated; the message names it.
     """
-    partial, size = Path(target + ".partial"), 0
+    partial, size = Path(f"{target}.{new_suffix()}"), 0  # of one of several attempts
     fetch(source)
     try:
         with _open_compressed(source) as packed, open(partial, "wb") as file:
