@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from dlrm.data.transform.dictionaries import two_texts
 from dlrm.data.workers import end_processes, process_pool
+from dlrm.files import errors_named
 from dlrm.host_memory import host_memory
 from dlrm.preproc.engine import COUNTS, ROWS
 from dlrm.preproc.errors import EngineError, TaskError
@@ -68,7 +69,8 @@ class DuckDbEngine:
         folder: Path | None = None,
         memory: int | None = None,
     ) -> None:
-        self._start, self._pool, self.cores, self._folder = start, start(), cores, folder
+        self._start, self._pool, self.cores = start, start(), cores
+        self._spill = str(folder or gettempdir())
         free = (host_memory() or (8 << 30, 0))[0]
         self._memory = memory or max(int(_SHARE * free), _LEAST_MEMORY)
 
@@ -115,10 +117,11 @@ class DuckDbEngine:
                 number, item = left.pop()
                 running[self._pool.submit(function, item)] = number, item
             try:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    result = future.result()
-                    yield running.pop(future)[0], result
+                with errors_named(self._spill):
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        result = future.result()
+                        yield running.pop(future)[0], result
             except (ValueError, OSError) as error:
                 raise TaskError(str(error)) from error
             except BrokenProcessPool as error:
@@ -147,7 +150,7 @@ class DuckDbEngine:
         settings: dict[str, Any] = {
             "threads": self.cores,
             "memory_limit": f"{self._memory}B",
-            "temp_directory": str(self._folder or gettempdir()),
+            "temp_directory": self._spill,
             "max_temp_directory_size": "1000TB",  # of which a full disk has its own error
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,

@@ -20,7 +20,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.files import link_or_copy, sync_tree
+from dlrm.files import link_or_copy
 from dlrm.limits import MAX_TASKS, check_disk
 from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
 from dlrm.preproc.errors import TaskError
@@ -99,9 +99,7 @@ def count(
             check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
         summed = run.engine.counts(list(enumerate(parts)), task, limits, stage.progress(parts))
-        counted = write_counted(summed, options.schema, columns, folder, grows)
-        sync_tree(folder)
-        return counted
+        return write_counted(summed, options.schema, columns, folder, grows)
 
     with run.stage(name) as stage:
         counted = Counted(*run.work.once(name.replace(" ", "."), read))
@@ -211,6 +209,7 @@ def fit(
         else:
             directory.mkdir(parents=True, exist_ok=True)
             for path in values.iterdir():
+                (directory / path.name).unlink(missing_ok=True)  # of a killed run
                 link_or_copy(str(path), str(directory / path.name))
             made = (
                 fitted_numbers(options.schema, counted),
@@ -221,7 +220,6 @@ def fit(
         fitted = Transform(schema, *made, columns, options.division.keep_negatives)
         fitted.save_facts(directory)
         run.write_lookups("lookups", directory)
-        sync_tree(directory)
     return fitted
 
 

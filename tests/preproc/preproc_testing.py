@@ -3,6 +3,7 @@
 import math
 import shutil
 import struct
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -36,6 +37,19 @@ def killed_at(number):
 
     with patch.object(Path, "replace", replace), pytest.raises(KilledError):
         yield
+
+
+@contextmanager
+def small_disk(folder, size):
+    """Mounts a file system of a size at a new folder."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def half(value):

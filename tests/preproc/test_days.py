@@ -15,13 +15,13 @@ from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.difference import check_extends
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.work_folder import open_work_folder
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.pipeline import prepare as prepare_logs
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.directory import last_checkpoint

@@ -19,8 +19,8 @@ from tables_testing import contents
 
 import dlrm.preproc
 from dlrm.data.tables.files import find_tables
-from dlrm.preproc.execution.connect_engine import session_engine
 from dlrm.preproc.errors import EngineError
+from dlrm.preproc.execution.connect_engine import session_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
