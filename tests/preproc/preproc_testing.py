@@ -26,12 +26,15 @@ class KilledError(BaseException):
 
 
 @contextmanager
-def killed_at(number):
-    """Kills the process of a block before the renaming that creates file `number`."""
+def killed_at(place):
+    """Kills the process of a block before the renaming that makes a file, given by number or name.
+
+    The markers of finished stages are made so, such as `count.done`.
+    """
     rename, seen = Path.replace, count(1)
 
     def replace(self, target):
-        if next(seen) == number:
+        if place in (next(seen), Path(target).name):
             raise KilledError
         return rename(self, target)
 

@@ -29,7 +29,6 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-COUNTED = 4  # file that is made by a rename once all rows are counted
 
 
 def prepare(engine, raw, output, restart=False, replace=True, **options):
@@ -151,7 +150,7 @@ def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_outp
 
 
 def test_a_changed_option_is_named(raw, tmp_path):
-    with killed_at(COUNTED + 1):
+    with killed_at("lookups.done"):
         prepare(Inline(), raw, tmp_path)
     change = {"numeric_transform": "nvidia", "dictionary_days": (0, 0)}
     named = r"--dictionary_days was not there and is \[0, 0\]; --numeric_transform was readme and "
@@ -213,7 +212,7 @@ def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
 def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path):
     days = tmp_path / "days"
     shutil.copytree(raw, days)
-    with killed_at(COUNTED + 1):
+    with killed_at("lookups.done"):
         prepare(Inline(), days, tmp_path)
     path = days / "day_0"
     content, status = path.read_bytes(), path.stat()
@@ -250,15 +249,21 @@ def started(command, *flags):
     return subprocess.Popen([*command, *flags], env=environment, start_new_session=True, **how)
 
 
+def finished(process):
+    """Waits for a process; returns what it wrote to its standard error."""
+    error = process.communicate()[1]
+    assert bool(process.returncode) == bool(error)
+    return error
+
+
 def test_of_two_runs_into_one_output_one_wins_and_the_other_is_told(tmp_path):
     command, output = command_of(tmp_path), tmp_path / "dataset"
     runs = [started(command, f"--output={output}", "--cores=1") for _ in range(2)]
-    errors = [run.communicate()[1] for run in runs]
+    (line,) = "".join(finished(run) for run in runs).splitlines()
     assert sorted(run.returncode for run in runs) == [0, 1]
-    (line,) = "".join(errors).splitlines()
     assert re.search("another process is at work here|exists and is not empty", line)
     alone = started(command, f"--output={tmp_path / 'alone'}", "--cores=1")
-    alone.communicate()
+    assert finished(alone) == ""
     assert contents(output) == contents(tmp_path / "alone")
 
 
@@ -276,7 +281,7 @@ def test_kills_at_random_moments_lose_and_double_no_row(tmp_path):
     """60 kills; each run has its own number of cores, memory and size of parts."""
     command, draw, kills = command_of(tmp_path), random.Random(20261129), 0
     began = time.monotonic()
-    assert started(command, f"--output={tmp_path / 'whole'}").wait() == 0
+    assert finished(started(command, f"--output={tmp_path / 'whole'}")) == ""
     seconds, whole = time.monotonic() - began, contents(tmp_path / "whole")
     assert len(whole["train/label.bin"]) + len(whole["test/label.bin"]) == 30_000
     while kills < 60:
@@ -286,15 +291,14 @@ def test_kills_at_random_moments_lose_and_double_no_row(tmp_path):
             how.append(f"--split_bytes={draw.choice([50_000, 150_000, 400_000])}")
             run = started(command, f"--output={output}", *how)
             try:
-                run.communicate(timeout=draw.uniform(0.2, 1.1) * seconds)
+                run.wait(draw.uniform(0.2, 1.1) * seconds)
             except subprocess.TimeoutExpired:
                 kill(run, draw)
                 kills += 1
-                continue
-            break
+            else:
+                break
         else:
             run = started(command, f"--output={output}")
-            run.communicate()
-        assert run.returncode == 0
+        assert finished(run) == ""
         assert contents(output) == whole, kills
         shutil.rmtree(output)
