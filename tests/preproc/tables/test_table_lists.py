@@ -20,7 +20,6 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.stages import tasks
 
 SCHEMA = {
     "label": "y",
@@ -143,10 +142,9 @@ def drawn(rows=9000):
     }
 
 
-def test_rows_held_back_and_row_groups_change_nothing(tmp_path, monkeypatch):
+def test_row_groups_change_nothing(tmp_path):
     columns, written = drawn(), []
-    for size, held, part in ((9000, 1 << 17, None), (700, 500, None), (300, 4096, 9000)):
-        monkeypatch.setattr(tasks, "_HELD_IDS", held)
+    for size, part in ((9000, None), (700, None), (300, 9000)):
         pq.write_table(pa.table(columns), tmp_path / f"{size}.parquet", row_group_size=size)
         options = {"test_fraction": 0.5, "validation_fraction": 0.1, "split_bytes": part}
         prepare(SCHEMA, [tmp_path / f"{size}.parquet"], tmp_path / str(size), **options)
