@@ -34,6 +34,7 @@ from dlrm.files import (
     staged_file,
     sync_tree,
     tidy_after_killed,
+    tidy_leftovers,
 )
 from dlrm.manifest import read_manifest
 from dlrm.remote.uri import Uri
@@ -190,6 +191,7 @@ def open_work_folder(
             _check_ours(folder)
             _write(folder / FACTS, {"kind": KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
+        tidy_leftovers(work.output)  # which its manifest would list
         with errors_named(final, work.output):
             yield work
 

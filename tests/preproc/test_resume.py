@@ -16,6 +16,7 @@ from preproc_testing import GOOD, KilledError, killed_at, small_disk, write_days
 from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
+from dlrm.manifest import read_manifest
 from dlrm.preproc.duckdb_engine import thread_engine
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs import pipeline
@@ -86,8 +87,11 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
 def test_a_run_killed_at_a_rename_goes_on_in_other_parts(raw, whole, tmp_path, number):
     with killed_at(number):
         prepare(Inline(), raw, tmp_path)
+    for output in tmp_path.glob("dataset.unfinished/*/output"):
+        (output / ".manifest.json.partial-0123456789abcdef").touch()  # as a kill leaves it
     prepare(Inline(), raw, tmp_path, split_bytes=700 + 100 * number)
     assert contents(tmp_path) == whole
+    read_manifest(tmp_path / "dataset", "dataset", check_crc=True)
 
 
 def leave_work_folder(monkeypatch, raw, output, **options):
