@@ -162,8 +162,8 @@ class Oracle:
                     splits[i] = "validation"
         elif test or validation:
             order = sorted(range(len(self.rows)), key=lambda i: splitmix64(seed + DIVIDE, i))
-            first = int(len(self.rows) * test)
-            second = first + int(len(self.rows) * validation)
+            first = round(len(self.rows) * test)
+            second = first + round(len(self.rows) * validation)
             for place, i in enumerate(order[:second]):
                 splits[i] = "test" if place < first else "validation"
         kept = int(division.get("keep_negatives", 1) * 2**64)

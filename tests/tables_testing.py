@@ -109,7 +109,7 @@ def prepare(
             made,
             tables,
             Path(output),
-            lambda: nullcontext(engine or Inline()),
+            lambda folder: nullcontext(engine or Inline()),
             replace,
             restart,
             said.append,

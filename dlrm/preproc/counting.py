@@ -12,7 +12,7 @@ from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.cells import KEYS_OF_NAN
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
 from dlrm.data.transform.lists import Column, list_column, single
-from dlrm.data.transform.lookup import IdLookup
+from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
@@ -91,8 +91,12 @@ def _batches(
         if known is not None and place < len(known[1]) and (size := known[1][place]):
             lookup = IdLookup.load(known[0], place, layout.id_dtype(size + 1))
             numbers[lookup(Parsed.present(counts.keys)) != 0] += len(columns)
-        texts = pa.nulls(len(numbers), pa.large_binary()) if counts.texts is None else counts.texts
-        arrays = [numbers, counts.keys.astype(np.uint64), texts, counts.counts.astype(np.int64)]
+        keys, texts = counts.keys.astype(np.uint64), counts.texts
+        if texts is None:
+            texts = pa.nulls(len(numbers), pa.large_binary())
+        else:  # combinations may have equal texts, whose order is that of these hashes
+            keys = spread(keys)
+        arrays = [numbers, keys, texts, counts.counts.astype(np.int64)]
         yield pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=COUNTS)
 
 

@@ -1,7 +1,9 @@
 """Sums and sorts with DuckDB what processes or threads of this machine make of parts."""
 
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -15,13 +17,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from dlrm.data.transform.dictionaries import two_texts
 from dlrm.data.workers import end_processes, process_pool
+from dlrm.files import errors_named
 from dlrm.host_memory import host_memory
 from dlrm.preproc.engine import COUNTS, ROWS, Span
 from dlrm.preproc.errors import EngineError, TaskError
@@ -38,8 +41,9 @@ _SUMS = """
             SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
                 if(n < least, 0, n) AS n
             FROM (
-                SELECT "column", key, min(text) AS text, sum(n)::BIGINT AS n,
-                    $limits["column" + 2] AS least
+                SELECT "column", key, if(min(text) <> max(text), error(
+                        'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
+                    ), min(text)) AS text, sum(n)::BIGINT AS n, $limits["column" + 2] AS least
                 FROM given GROUP BY "column", key
             )
         ) GROUP BY "column", key, text, n
@@ -67,7 +71,8 @@ class DuckDbEngine:
         folder: Path | None = None,
         memory: int | None = None,
     ) -> None:
-        self._start, self._pool, self.cores, self._folder = start, start(), cores, folder
+        self._start, self._pool, self.cores = start, start(), cores
+        self._spill = str(folder or tempfile.gettempdir())
         free = (host_memory() or (8 << 30, 0))[0]
         self._memory = memory or max(int(_SHARE * free), _LEAST_MEMORY)
 
@@ -102,9 +107,17 @@ class DuckDbEngine:
     def _batches(
         self, function: Callable[[Any], Any], parts: Sequence[Any], on_part: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
-        for number, batches in self._results(function, parts):
+        if not isinstance(self._pool, ProcessPoolExecutor):
+            for number, batches in self._results(function, parts):
+                on_part(number)
+                yield from batches
+            return
+        task = partial(_filed, function, self._spill)
+        for number, path in self._results(task, parts):
             on_part(number)
-            yield from batches
+            with pa.memory_map(path) as file:
+                os.unlink(path)
+                yield from pa.ipc.open_stream(file)
 
     def _results(
         self, function: Callable[[Any], Any], items: Sequence[Any]
@@ -117,10 +130,11 @@ class DuckDbEngine:
                 number, item = left.pop()
                 running[self._pool.submit(function, item)] = number, item
             try:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    result = future.result()
-                    yield running.pop(future)[0], result
+                with errors_named(self._spill):
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        result = future.result()
+                        yield running.pop(future)[0], result
             except (ValueError, OSError) as error:
                 raise TaskError(str(error)) from error
             except BrokenProcessPool as error:
@@ -149,7 +163,8 @@ class DuckDbEngine:
         settings: dict[str, Any] = {
             "threads": self.cores,
             "memory_limit": f"{self._memory}B",
-            "temp_directory": str(self._folder or gettempdir()),
+            "temp_directory": self._spill,
+            "max_temp_directory_size": "1000TB",  # of which a full disk has its own error
             "preserve_insertion_order": False,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -162,7 +177,19 @@ class DuckDbEngine:
             except duckdb.Error as error:
                 if errors:
                     raise errors[0] from None
-                raise TaskError(str(error)) from error
+                raise TaskError(self._explained(error)) from error
+
+    def _explained(self, error: duckdb.Error) -> str:
+        """Returns an error of DuckDB in one line."""
+        message = str(error).partition("\n")[0]
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return (
+                f"sums and sorting need more than {self._memory / 1e6:.0f} MB on {self.cores} "
+                "cores; expected a larger --memory, or fewer --cores"
+            )
+        if texts := re.search(r"hash of (\w*) and (\w*)$", message):
+            return two_texts(*map(bytes.fromhex, texts.groups()))
+        return message.partition("Error: ")[2] or message
 
     def stop(self) -> None:
         """Ends the processes or threads."""
@@ -170,6 +197,19 @@ class DuckDbEngine:
             end_processes(self._pool)
         else:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _filed(function: Callable[[Any], Sequence[pa.RecordBatch]], folder: str, part: Any) -> str:
+    """Writes the batches of a part to a file, which others map; returns its path.
+
+    A process that ends while it writes to the pipe of a pool would block the others.
+    """
+    batches = function(part)
+    descriptor, path = tempfile.mkstemp(".arrow", dir=folder)
+    with open(descriptor, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
 
 
 @contextmanager

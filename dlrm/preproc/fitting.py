@@ -20,6 +20,7 @@ from dlrm.data.transform.dictionaries import (
     open_dictionary,
     text_array,
 )
+from dlrm.data.transform.lookup import unspread
 from dlrm.data.transform.numbers import Fitted, Sums, bin_edges
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBER, NUMBER_OR_NAN, TEXT, canonical_text
@@ -107,7 +108,9 @@ def _counts(batches: Iterator[pa.RecordBatch], place: int, distinct: list[int]) 
         keys, occurrences = batch.column(1).to_numpy(), batch.column(3).to_numpy()
         kept = len(keys) - int(occurrences[-1] == 0)
         distinct[place] += kept + int(keys[kept:].sum())
-        yield Counts(keys[:kept], occurrences[:kept], batch.column(2).slice(0, kept))
+        texts = batch.column(2).slice(0, kept)
+        values = unspread(keys[:kept]) if texts.null_count < kept else keys[:kept]
+        yield Counts(values, occurrences[:kept], texts)
 
 
 def _bins(values: Iterator[Counts], bins: int) -> list[list[str]]:

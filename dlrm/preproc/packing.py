@@ -132,8 +132,8 @@ class Layout:
         if not self.lists:
             packed = content.view(self.row)
             return {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
-        place: np.ndarray = ends[:-1] - ends[0]
-        sizes = np.full(len(rows), self.row.itemsize)
+        place: Any = ends[:-1] - ends[0]
+        sizes: Any = np.full(len(rows), self.row.itemsize)
         packed = _gather(content, place, sizes).view(self.row)
         columns = {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
         place = place + self.row.itemsize

@@ -18,9 +18,10 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.files import link_or_copy, sync_tree
-from dlrm.limits import MAX_TASKS
+from dlrm.files import link_or_copy
+from dlrm.limits import MAX_TASKS, check_disk
 from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
 from dlrm.preproc.engine import Span
 from dlrm.preproc.errors import TaskError
@@ -97,17 +98,23 @@ def count(
     folder = run.work.folder(f"{name}.values")
 
     def read() -> Counted:
+        if not options.quarantine and options.division.keep_negatives == 1:
+            rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
+            check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
         summed = run.engine.counts(list(enumerate(parts)), task, limits, stage.progress(parts))
-        counted = write_counted(summed, options.schema, columns, folder, grows)
-        sync_tree(folder)
-        return counted
+        return write_counted(summed, options.schema, columns, folder, grows)
 
     with run.stage(name) as stage:
         counted = Counted(*run.work.once(name.replace(" ", "."), read))
         stage.rows = sum(sum(facts["rows"]) for facts in counted.facts)
         stage.size = sum(part.size for part in parts)
     return counted
+
+
+def _least_bytes(schema: Schema) -> int:
+    """Returns a lower bound on the bytes of a row of a dataset."""
+    return 1 + 2 * len(schema.numerical) + len(schema.categorical) + len(schema.crosses)
 
 
 def quarantine(run: PreparationRun, parts: Sequence[Any], counted: Counted) -> None:
@@ -170,6 +177,7 @@ def write_dataset(
     periods = report.periods_of(counted.facts, fitted.num_numerical) if options.report else None
 
     def write() -> dict[str, Any]:
+        _check_disk(run, fitted, targets)
         statistics = report.Collected(files, divided, periods, fitted, names)
         made = transform(run, divided, targets, periods=periods, on_facts=statistics.add)
         totals, sums, pieces = made
@@ -207,6 +215,7 @@ def fit(
         else:
             directory.mkdir(parents=True, exist_ok=True)
             for path in values.iterdir():
+                (directory / path.name).unlink(missing_ok=True)  # of a killed run
                 link_or_copy(str(path), str(directory / path.name))
             made = (
                 fitted_numbers(options.schema, counted),
@@ -217,7 +226,6 @@ def fit(
         fitted = Transform(schema, *made, columns, options.division.keep_negatives)
         fitted.save_facts(directory)
         run.write_lookups("lookups", directory)
-        sync_tree(directory)
     return fitted
 
 
@@ -234,6 +242,17 @@ def _check_splits(rows: np.ndarray, divider: Divider) -> None:
                 f"no row is {layout.SPLITS[place]}, of {int(rows.sum())} rows"
                 + (f" ({flags})" if flags else "")
             )
+
+
+def _check_disk(run: PreparationRun, fitted: Transform, targets: Sequence[Target]) -> None:
+    """Raises ValueError if the disk has no space for the rows of targets."""
+    size = 0
+    for target in targets:
+        packed = Layout(fitted, target, run.options.output_format)
+        files = [run.work.output / name for name in packed.dtypes]
+        size += target.rows * packed.row.itemsize
+        size -= sum(file.stat().st_size for file in files if file.exists())  # of a killed run
+    check_disk(run.work.output, size, "the dataset")
 
 
 def _specification(

@@ -77,7 +77,7 @@ def prepare_tables(
         except EngineError as error:
             if in_memory:
                 raise
-            hint = f"finished tasks are kept in {work.shown}: the same command resumes there"
+            hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise EngineError(f"{error} ({hint})") from error
         except (TaskError, ValueError):
             in_memory |= not keep_failed

@@ -1,12 +1,12 @@
-"""The directory of an unfinished run: its finished tasks, options and input.
+"""The directory of an unfinished run: its finished stages, options and input.
 
     OUTPUT.unfinished/run.json           the options and the input
     OUTPUT.unfinished/<digest>/output/   becomes OUTPUT when it is complete
-    OUTPUT.unfinished/<digest>/...       one file per finished task, and the tasks' output
+    OUTPUT.unfinished/<digest>/...       one file per finished stage, and what stages have made
 
-Finished tasks are not repeated, so a killed run resumes where it stopped. The digest is that of
-options and input, so runs never mix. A run whose output is neither here nor at OUTPUT, according to
-its manifest, starts from the beginning.
+Finished stages are not repeated, so a killed run resumes with the first that is not. The digest is
+that of options and input, so runs never mix. A run whose output is neither here nor at OUTPUT,
+according to its manifest, starts from the beginning.
 """
 
 import fcntl
@@ -34,6 +34,7 @@ from dlrm.files import (
     staged_file,
     sync_tree,
     tidy_after_killed,
+    tidy_leftovers,
 )
 from dlrm.manifest import read_manifest
 
@@ -85,6 +86,7 @@ class WorkFolder:
         """Returns the result of a stage, which is made unless an earlier run finished it."""
         if (result := self.result(stage)) is None:
             result = make()
+            sync_tree(self.path)
             self.finish(stage, result)
         return result
 
@@ -185,6 +187,7 @@ def open_work_folder(
             _check_ours(folder)
             _write(folder / FACTS, {"kind": KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
+        tidy_leftovers(work.output)  # which its manifest would list
         with errors_named(final, work.output):
             yield work
 
@@ -217,20 +220,19 @@ def _folder_of(final: Path) -> Path:
 
 
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
-    """Returns whether any run in the directory has finished a task other than dividing its work.
+    """Returns whether this run, or one that has read its input, left its work in the directory.
 
     A run whose output was moved resumes only to report it, if that output is intact.
     """
     described = [path.parent for path in folder.glob("*/described.done")]
     if any(not WorkFolder(run, work.final, True).has_output() for run in described):
         return work.is_published()
-    return has_results(path.name for path in (*folder.glob("*/*.done"), *folder.glob("*/*/*.json")))
+    return any(work.path.glob("*.done")) or has_results(p.name for p in folder.glob("*/*.done"))
 
 
 def has_results(names: Iterable[str]) -> bool:
-    """Returns whether files of a run, of all results, are more than a division of its work."""
-    plans = (".splits.done", ".buckets.done", ".lent.done")
-    return any(name.endswith((".done", ".json")) and not name.endswith(plans) for name in names)
+    """Returns whether a run, by the names of its finished stages, has read its input."""
+    return any(name.endswith(("spark.done", "count.done", "written.done")) for name in names)
 
 
 def remove_work_folder(folder: Path) -> None:

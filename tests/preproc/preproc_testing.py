@@ -3,6 +3,7 @@
 import math
 import shutil
 import struct
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -25,17 +26,33 @@ class KilledError(BaseException):
 
 
 @contextmanager
-def killed_at(number):
-    """Kills the process of a block before the renaming that creates file `number`."""
+def killed_at(place):
+    """Kills the process of a block before the renaming that makes a file, given by number or name.
+
+    The markers of finished stages are made so, such as `count.done`.
+    """
     rename, seen = Path.replace, count(1)
 
     def replace(self, target):
-        if next(seen) == number:
+        if place in (next(seen), Path(target).name):
             raise KilledError
         return rename(self, target)
 
     with patch.object(Path, "replace", replace), pytest.raises(KilledError):
         yield
+
+
+@contextmanager
+def small_disk(folder, size):
+    """Mounts a file system of a size at a new folder."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def half(value):

@@ -1,6 +1,8 @@
 """Runs killed anywhere resume and end in the same bytes; nothing of two runs is mixed."""
 
+import gzip
 import os
+import random
 import re
 import shutil
 import signal
@@ -10,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from preproc_testing import GOOD, KilledError, killed_at, write_days
+from preproc_testing import GOOD, KilledError, killed_at, small_disk, write_days
 from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.preproc.duckdb_engine import local_engine
-from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.manifest import read_manifest
+from dlrm.preproc.duckdb_engine import thread_engine
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
@@ -25,11 +28,12 @@ from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
-COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
 
 
 def prepare(engine, raw, output, restart=False, replace=True, **options):
-    options = LogOptions(frequency_limit="1", **options)
+    options = LogOptions(frequency_limit="1", **(SMALL | options))
     days = find_days(raw)
     facts = options.facts() | input_facts(days)
     with open_work_folder(output / "dataset", facts, replace, restart) as work:
@@ -47,13 +51,17 @@ def raw(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(raw, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole")
-    prepare(Inline(), raw, output, log_format=LogFormat(2, 3), split_bytes=2000)
+    prepare(Inline(), raw, output)
     return contents(output)
 
 
 def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     """A power failure leaves a file as it was at its last fsync."""
-    on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, [0]
+    on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, []
+    days = tmp_path / "days"
+    shutil.copytree(raw, days)
+    (days / "day_0.gz").write_bytes(gzip.compress((days / "day_0").read_bytes()))
+    (days / "day_0").unlink()
 
     def wait(descriptor):
         fsync(descriptor)
@@ -61,24 +69,32 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
         on_disk[path.stat().st_ino] = None if path.is_dir() else path.read_bytes()
 
     def replace(self, target):
-        of_task = target.suffix == ".json" and target.parent.suffix == ".tasks"
-        if of_task or target.name == "described.done":
-            seen[0] += 1
-            written = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-            for path, content in written.items():
-                if of_task and path.parent.name == "output":
-                    continue  # no task writes these
-                if content.strip(b"\0"):
-                    assert on_disk.get(path.stat().st_ino) == content, path
+        if (marker := Path(target)).suffix == ".done":
+            seen.append(marker.stem)
+            for path in marker.parent.rglob("*"):
+                if path.is_file() and path.stat().st_size:
+                    assert on_disk.get(path.stat().st_ino) == path.read_bytes(), (marker, path)
         return rename(self, target)
 
     monkeypatch.setattr(os, "fsync", wait)
     monkeypatch.setattr(Path, "replace", replace)
-    prepare(Inline(), raw, tmp_path, log_format=LogFormat(2, 3), split_bytes=2000)
-    assert seen[0] > 20
+    prepare(Inline(), days, tmp_path / "out")
+    stages = ["input.unpack", "count.splits", "count", "lookups", "written", "manifest"]
+    assert seen == [*stages, "described"]
 
 
-def leave_work_folder(monkeypatch, raw, output, options):
+@pytest.mark.parametrize("number", range(2, 12))
+def test_a_run_killed_at_a_rename_goes_on_in_other_parts(raw, whole, tmp_path, number):
+    with killed_at(number):
+        prepare(Inline(), raw, tmp_path)
+    for output in tmp_path.glob("dataset.unfinished/*/output"):
+        (output / ".manifest.json.partial-0123456789abcdef").touch()  # as a kill leaves it
+    prepare(Inline(), raw, tmp_path, split_bytes=700 + 100 * number)
+    assert contents(tmp_path) == whole
+    read_manifest(tmp_path / "dataset", "dataset", check_crc=True)
+
+
+def leave_work_folder(monkeypatch, raw, output, **options):
     """Ends a run between publishing its output and removing its work folder."""
     with monkeypatch.context() as patch:
         patch.setattr("dlrm.preproc.work_folder.remove_work_folder", lambda folder: 1 / 0)
@@ -88,12 +104,11 @@ def leave_work_folder(monkeypatch, raw, output, options):
 
 @pytest.mark.parametrize("became", ["deleted", "deleted after it replaced", "another", "cut off"])
 def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypatch, became):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     if became == "another":
-        prepare(Inline(), raw, tmp_path / "other", seed=1, **options)
+        prepare(Inline(), raw, tmp_path / "other", seed=1)
     elif became == "deleted after it replaced":
-        prepare(Inline(), raw, tmp_path / "run", seed=1, **options)
-    leave_work_folder(monkeypatch, raw, tmp_path / "run", options)
+        prepare(Inline(), raw, tmp_path / "run", seed=1)
+    leave_work_folder(monkeypatch, raw, tmp_path / "run")
     dataset = tmp_path / "run" / "dataset"
     if became == "cut off":
         (dataset / "train" / "label.bin").write_bytes(b"")
@@ -101,30 +116,28 @@ def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypat
         shutil.rmtree(dataset)
     if became == "another":
         (tmp_path / "other" / "dataset").rename(dataset)
-    prepare(Inline(), raw, tmp_path / "run", **options)
+    prepare(Inline(), raw, tmp_path / "run")
     assert contents(tmp_path / "run") == whole
 
 
 def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_path, monkeypatch):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
-    leave_work_folder(monkeypatch, raw, tmp_path, options)
-    prepare(Inline(), raw, tmp_path, **options)
+    leave_work_folder(monkeypatch, raw, tmp_path, replace=False)
+    prepare(Inline(), raw, tmp_path, replace=False)
     assert contents(tmp_path) == whole
     with pytest.raises(FileExistsError, match="exists and is not empty") as refused:
-        prepare(Inline(), raw, tmp_path, **options)
+        prepare(Inline(), raw, tmp_path, replace=False)
     whole_of = (
         r"a finished dataset with all its files, of [-\d]{10} [:\d]{8} UTC, made with numeric_"
     )
     assert re.search(f"{whole_of}.*seed 0.*; if this command made it", str(refused.value))
     (tmp_path / "dataset" / "train" / "label.bin").write_bytes(b"")
     with pytest.raises(FileExistsError, match=r"not empty; name another or remove it$"):
-        prepare(Inline(), raw, tmp_path, **options)
+        prepare(Inline(), raw, tmp_path, replace=False)
 
 
 def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_output_is_whole(
     raw, tmp_path, monkeypatch
 ):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
     remove = shutil.rmtree
 
     def stop(folder, **how):
@@ -135,31 +148,20 @@ def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_outp
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", stop)
         with pytest.raises(KilledError):
-            prepare(Inline(), raw, tmp_path, **options)
+            prepare(Inline(), raw, tmp_path, replace=False)
     with pytest.raises(FileExistsError, match="It holds a finished dataset with all its files"):
-        prepare(Inline(), raw, tmp_path, **options)
+        prepare(Inline(), raw, tmp_path, replace=False)
 
 
-def begin(raw, output, **options):
-    """Leaves an unfinished run."""
-    with killed_at(20):
-        prepare(Inline(), raw, output, **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"numeric_transform": "nvidia"}, "--numeric_transform was readme and is nvidia"),
-        ({"dictionary_days": (0, 0)}, r"--dictionary_days was not there and is \[0, 0\]"),
-    ],
-)
-def test_a_changed_option_is_named(raw, tmp_path, change, message):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    begin(raw, tmp_path, **options)
-    with pytest.raises(ValueError, match=f"{message}. --restart discards it and begins"):
-        prepare(Inline(), raw, tmp_path, **(options | change))
-    prepare(Inline(), raw, tmp_path, restart=True, **(options | change))
-    prepare(Inline(), raw, tmp_path / "direct", **(options | change))
+def test_a_changed_option_is_named(raw, tmp_path):
+    with killed_at("lookups.done"):
+        prepare(Inline(), raw, tmp_path)
+    change = {"numeric_transform": "nvidia", "dictionary_days": (0, 0)}
+    named = r"--dictionary_days was not there and is \[0, 0\]; --numeric_transform was readme and "
+    with pytest.raises(ValueError, match=f"{named}is nvidia. --restart discards it and begins"):
+        prepare(Inline(), raw, tmp_path, **change)
+    prepare(Inline(), raw, tmp_path, restart=True, **change)
+    prepare(Inline(), raw, tmp_path / "direct", **change)
     assert contents(tmp_path / "dataset") == contents(tmp_path / "direct" / "dataset")
 
 
@@ -169,89 +171,29 @@ def test_a_folder_of_others_is_not_touched(raw, tmp_path):
     (foreign / "thesis.txt").write_text("not ours")
     for restart in (False, True):
         with pytest.raises(FileExistsError, match="not written by this program"):
-            prepare(Inline(), raw, tmp_path, restart, log_format=LogFormat(2, 3))
+            prepare(Inline(), raw, tmp_path, restart)
     assert (foreign / "thesis.txt").read_text() == "not ours"
 
 
-def test_two_runs_at_once_are_refused(raw, tmp_path):
-    with (
-        open_work_folder(tmp_path / "dataset", {}, True, False),
-        pytest.raises(FileExistsError, match="another process is at work"),
-    ):
-        prepare(Inline(), raw, tmp_path)
-
-
-class Crash:
-    """A task that kills its process a given number of times."""
-
-    def __init__(self, folder, times):
-        self.folder, self.times = folder, times
-
-    def __call__(self, item):
-        for number in range(self.times):
-            try:
-                (self.folder / str(number)).touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
-        (self.folder / f"done{item}").touch()
-
-
-def test_a_process_that_is_killed_is_replaced(tmp_path):
-    with local_engine(2) as engine:
-        engine.run("stage", Crash(tmp_path, 2), range(4))
-        assert len(list(tmp_path.glob("done*"))) == 4
-    (tmp_path / "b").mkdir()
-    killed = pytest.raises(EngineError, match="a process was killed 3 times")
-    with local_engine(1) as engine, killed:
-        engine.run("stage", Crash(tmp_path / "b", 99), range(4))
-
-
-def test_processes_end_with_the_one_that_started_them(tmp_path):
-    code = (
-        "import sys, time; sys.path[:0] = sys.argv[1:]\n"
-        "from dlrm.preproc.execution.engines import local_engine\n"
-        "if __name__ == '__main__':\n"
-        "  with local_engine(2) as e: e.run('sleep', time.sleep, [0, 0]);"
-        " print(*e._pool._processes, flush=True); time.sleep(60)\n"
-    )
-    (tmp_path / "run.py").write_text(code)
-    root = str(COMMAND.parents[1])
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "run.py", root], stdout=subprocess.PIPE, text=True
-    )
-    children = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(children) in (1, 2)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    for _ in range(600):
-        if not any(Path(f"/proc/{pid}").exists() for pid in children):
-            return
-        time.sleep(0.1)
-    pytest.fail("processes are left")
-
-
 def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
-    days = write_days(tmp_path / "raw", GOOD * 4000, GOOD * 2000)
+    days = write_days(tmp_path / "raw", GOOD * 40_000, GOOD * 20_000)
+    options = {"split_bytes": 200_000}
+    prepare(Inline(), days, tmp_path / "direct", **options)
     disk = tmp_path / "small disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a small disk cannot be mounted here")
-    try:
-        options = {"log_format": LogFormat(2, 3), "split_bytes": 20_000}
-        with pytest.raises((TaskError, OSError), match=r"No space left on device: .*small disk"):
-            prepare(Inline(), days, disk, **options)
-        assert not (disk / "dataset").exists()
-        subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
-        prepare(Inline(), days, disk, **options)
-        prepare(Inline(), days, tmp_path / "direct", **options)
+    with small_disk(disk, "8k"), thread_engine(1, disk) as engine:
+        for size, message in (
+            ("24k", "No space left on device: .*small disk"),
+            ("500k", "the dataset: needs .* GB on the disk, .*small disk.* has"),  # before the work
+            ("1040k", "No space left on device: .*small disk"),  # at its end
+        ):
+            subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+            with pytest.raises((TaskError, OSError, ValueError), match=message) as error:
+                prepare(engine, days, disk, **options)
+            assert "\n" not in str(error.value)
+            assert not (disk / "dataset").exists()
+        subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
+        prepare(engine, days, disk, **options)
         assert contents(disk / "dataset") == contents(tmp_path / "direct" / "dataset")
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)  # this process has mapped files
 
 
 def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
@@ -261,7 +203,7 @@ def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
     facts = input_facts([path])
     assert facts == {str(path): "of 4 bytes, changed at 1790000000000000021"}  # as it was stored
     with open_work_folder(output, facts, True, False) as work:
-        work.finish("stage", {})
+        work.finish("count", {})
     os.utime(path, ns=(0, 1_790_000_001_000_000_000))
     was, now = "2026-09-21 14:13:20.000000021 UTC", "2026-09-21 14:13:21.000000000 UTC"
     with (
@@ -271,19 +213,97 @@ def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("done", [8, 20])
-def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path, done):
-    days, options = tmp_path / "days", {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path):
+    days = tmp_path / "days"
     shutil.copytree(raw, days)
-    with killed_at(done):
-        prepare(Inline(), days, tmp_path, **options)
+    with killed_at("lookups.done"):
+        prepare(Inline(), days, tmp_path)
     path = days / "day_0"
     content, status = path.read_bytes(), path.stat()
     path.write_bytes((b"1" if content[:1] == b"0" else b"0") + content[1:])  # a label
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert path.stat().st_mtime_ns == status.st_mtime_ns
-    with pytest.raises(
-        (ValueError, TaskError), match="day_0: expected CRC-32 .*changed; --restart"
-    ):
-        prepare(Inline(), days, tmp_path, **options)
-    prepare(Inline(), days, tmp_path, restart=True, **options)
+    with pytest.raises(TaskError, match="day_0: expected CRC-32 .*changed; --restart"):
+        prepare(Inline(), days, tmp_path)
+    prepare(Inline(), days, tmp_path, restart=True)
+
+
+TABLE = """{"label": "y", "numerical": ["x", {"column": "q", "transform": "quantile", "bins": 9}],
+ "categorical": [{"column": "c", "frequency_limit": 2}, {"column": "i", "type": "integer"}],
+ "crosses": [{"fields": ["c", "i"], "frequency_limit": 2}]}"""
+
+
+def command_of(folder):
+    """Writes an input; returns a command that prepares it, which adds its output."""
+    draw = random.Random(0)
+    lines = (
+        f"{draw.randrange(2)},{draw.random()},{draw.randrange(99)},w{draw.randrange(3000)},"
+        f"{draw.randrange(-50, 50)}\n"
+        for _ in range(30_000)
+    )
+    (folder / "rows.csv").write_text("y,x,q,c,i\n" + "".join(lines))
+    (folder / "schema.yaml").write_text(TABLE)
+    flags = [f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'rows.csv'}"]
+    flags += ["--test_fraction=0.3", "--engine=local"]
+    return [sys.executable, "-m", "dlrm.scripts.prepare", *flags]
+
+
+def started(command, *flags):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *flags], env=environment, start_new_session=True, **how)
+
+
+def finished(process):
+    """Waits for a process; returns what it wrote to its standard error."""
+    error = process.communicate()[1]
+    assert bool(process.returncode) == bool(error)
+    return error
+
+
+def test_of_two_runs_into_one_output_one_wins_and_the_other_is_told(tmp_path):
+    command, output = command_of(tmp_path), tmp_path / "dataset"
+    runs = [started(command, f"--output={output}", "--cores=1") for _ in range(2)]
+    (line,) = "".join(finished(run) for run in runs).splitlines()
+    assert sorted(run.returncode for run in runs) == [0, 1]
+    assert re.search("another process is at work here|exists and is not empty", line)
+    alone = started(command, f"--output={tmp_path / 'alone'}", "--cores=1")
+    assert finished(alone) == ""
+    assert contents(output) == contents(tmp_path / "alone")
+
+
+def kill(process, draw):
+    """Kills a run with its processes, or only the process that was started."""
+    if draw.random() < 0.5:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_and_double_no_row(tmp_path):
+    """60 kills; each run has its own number of cores, memory and size of parts."""
+    command, draw, kills = command_of(tmp_path), random.Random(20261129), 0
+    began = time.monotonic()
+    assert finished(started(command, f"--output={tmp_path / 'whole'}")) == ""
+    seconds, whole = time.monotonic() - began, contents(tmp_path / "whole")
+    assert len(whole["train/label.bin"]) + len(whole["test/label.bin"]) == 30_000
+    while kills < 60:
+        output = tmp_path / f"after {kills}"
+        for _ in range(5):
+            how = [f"--cores={draw.choice([1, 2, 3, 5])}", f"--memory={draw.choice([128, 900])}MB"]
+            how.append(f"--split_bytes={draw.choice([50_000, 150_000, 400_000])}")
+            run = started(command, f"--output={output}", *how)
+            try:
+                run.wait(draw.uniform(0.2, 1.1) * seconds)
+            except subprocess.TimeoutExpired:
+                kill(run, draw)
+                kills += 1
+            else:
+                break
+        else:
+            run = started(command, f"--output={output}")
+        error = finished(run)  # if a kill came after all was done, the command says so
+        assert not error or "holds a finished dataset with all its files" in error
+        assert contents(output) == whole, kills
+        shutil.rmtree(output)

@@ -10,12 +10,8 @@ import pytest
 from preproc_testing import Page
 from tables_testing import prepare
 
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
-from dlrm.preproc.stages.report import shortest
 
 DAY = 86_400_000_000
 NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"
@@ -275,24 +271,6 @@ def test_periods_are_days_or_weeks():
     times = np.array([8 * DAY, -1, 0, 7 * DAY - 1, -DAY])
     found = {name: rows.tolist() for name, rows in Periods(-1, 7).divide(times)}
     assert found == {"1969-12-31": [1, 2, 4], "1970-01-07": [0, 3]}
-
-
-@pytest.mark.parametrize("transform", NUMERIC_TRANSFORMS.values(), ids=NUMERIC_TRANSFORMS)
-def test_every_transform_has_an_inverse(transform):
-    values = np.array([0.0, 1.0, 2.5, 40.0, 999.0])
-    fitted = Fitted(12.5, 30.0, np.array([0.0, 10.0, 999.0]), np.array([0.1, 0.5, 0.9]))
-    results, _ = transform.apply(Parsed(values, np.zeros(5, bool)), fitted)
-    found = transform.invert(results.astype(np.float64), fitted)
-    np.testing.assert_allclose(found, values, rtol=5e-3, atol=0.03)
-
-
-def test_shortest_number_between_two():
-    for ends, number in {
-        (37.96, 38.04): 38, (-0.1, 0.2): 0, (117_000.2, 117_900.0): 117_500, (2.41, 2.49): 2.45,
-        (-1012.0, -988.0): -1000, (0.0001238, 0.000126): 0.000125, (5.0, 5.0): 5.0,
-    }.items():  # fmt: skip
-        assert shortest(*ends) == pytest.approx(number, rel=1e-12), ends
-    assert shortest(99.5, 101.0) == 100
 
 
 def test_ends_of_a_bin_hold_every_number_that_is_counted_in_it():

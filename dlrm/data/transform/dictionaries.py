@@ -75,12 +75,16 @@ def _merged_texts(
         other = pc.not_equal(texts, kept.take(pa.array(of_key))).to_numpy(zero_copy_only=False)
         if other.any():
             place = int(other.argmax())
-            shown = [kept[int(of_key[place])].as_py(), texts[place].as_py()]
-            raise ValueError(
-                f"the texts {brief(shown[0])} and {brief(shown[1])} have the same 64-bit hash; "
-                "expected other ones (rename one of them)"
-            )
+            raise ValueError(two_texts(kept[int(of_key[place])].as_py(), texts[place].as_py()))
     return kept
+
+
+def two_texts(one: bytes, other: bytes) -> str:
+    """Returns the message for two texts with one key."""
+    return (
+        f"the texts {brief(one)} and {brief(other)} have the same 64-bit hash; expected other ones "
+        "(rename one of them)"
+    )
 
 
 def text_array(ends: np.ndarray, content: Any) -> Any:

@@ -14,13 +14,20 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.mapped_files import map_file
 
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
+_INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _ENTRIES_PER_PLACE = 2
 _ENTRIES_AT_ONCE = 1 << 20
+_SORTED_AT_ONCE = 1 << 21  # numbers of a dictionary, of 60 bytes each while they are sorted
 
 
 def spread(keys: np.ndarray) -> np.ndarray:
     """Returns evenly distributed 64-bit hashes of numbers; the mapping is one-to-one."""
     return keys.astype(np.uint64) * _HASH_FACTOR
+
+
+def unspread(hashes: np.ndarray) -> np.ndarray:
+    """Returns the numbers that have these hashes."""
+    return hashes * _INVERSE
 
 
 class _Arrays(NamedTuple):
@@ -49,7 +56,7 @@ class IdLookup(_Arrays):
 
     @classmethod
     def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
-        """Maps what `save` wrote; see `paths`."""
+        """Maps what `write` wrote; see `paths`."""
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(
             *(
@@ -58,10 +65,19 @@ class IdLookup(_Arrays):
             )
         )
 
-    def save(self, directory: Path, index: int) -> None:
-        """Writes the three arrays of a column into a directory."""
-        for array, path in zip(self, self.paths(directory, index), strict=True):
-            path.write_bytes(np.ascontiguousarray(array).data)
+    @classmethod
+    def write(cls, dictionary: np.ndarray, directory: str | os.PathLike, index: int) -> None:
+        """Writes the lookup of a dictionary in bounded memory; see `from_dictionary`."""
+        hashes_path, ids_path, directory_path = cls.paths(directory, index)
+        dtype = layout.id_dtype(len(dictionary) + 1)
+        with open(hashes_path, "wb") as hashes_file, open(ids_path, "wb") as ids_file:
+            for hashes, ids in _sorted_parts(dictionary):
+                hashes_file.write(hashes.data)
+                ids_file.write(ids.astype(dtype).data)
+        hashes = map_file(hashes_path, np.dtype(np.uint64))
+        with open(directory_path, "wb") as file:
+            for part in directory_parts(hashes):
+                file.write(part.data)
 
     @staticmethod
     def paths(directory: str | os.PathLike, index: int) -> list[Path]:
@@ -87,6 +103,22 @@ class IdLookup(_Arrays):
         np.minimum(places, len(self.hashes) - 1, out=places)
         known = (self.hashes[places] == hashes) & ~missing
         return np.where(known, self.ids[places], self.ids.dtype.type(0))
+
+
+def _sorted_parts(dictionary: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields ascending hashes of a dictionary and their ids, those within a range at a time."""
+    parts = -(-len(dictionary) // _SORTED_AT_ONCE)
+    for part in range(parts):
+        first, last = (((part + end) << 64) // parts - end for end in (0, 1))
+        hashes, ids = [], []
+        for begin in range(0, len(dictionary), _ENTRIES_AT_ONCE):
+            found = spread(dictionary[begin : begin + _ENTRIES_AT_ONCE])
+            chosen = np.flatnonzero((found >= np.uint64(first)) & (found <= np.uint64(last)))
+            hashes.append(found[chosen])
+            ids.append(chosen + (begin + 1))
+        joined = np.concatenate(hashes)
+        order = np.argsort(joined)
+        yield joined[order], np.concatenate(ids)[order]
 
 
 def lookup_directory(hashes: np.ndarray) -> np.ndarray:

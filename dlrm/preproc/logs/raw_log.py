@@ -310,7 +310,7 @@ def unpack(source: str, target: str) -> int:
     Raises:
         ValueError: the file is damaged or truncated; the message names it.
     """
-    partial, size = Path(f"{target}.{new_suffix()}.partial"), 0
+    partial, size = Path(f"{target}.{new_suffix()}"), 0  # of one of several attempts
     try:
         with _open_compressed(source) as packed, open(partial, "wb") as file:
             while block := packed.read(_BLOCK_BYTES):

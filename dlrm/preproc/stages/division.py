@@ -47,7 +47,7 @@ class Divider:
                 self._limits = (int(ends[0] * _WHOLE), int(ends[1] * _WHOLE))
             else:
                 seed = division.seed + _DIVIDE
-                counts = [int(num_rows * fraction) for fraction in fractions]
+                counts = [round(num_rows * fraction) for fraction in fractions]
                 first = smallest_hashes(seed, num_rows, counts[0])
                 last = smallest_hashes(seed, num_rows, sum(counts)) if counts[1] else first
                 self._limits = (first, last)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.stages.parent import Parent
@@ -53,7 +54,7 @@ def _write_lookup(place: int, transform: str, folder: str) -> int:
     fitted = Transform.load(transform)
     if fitted.dictionaries[place].kind != "id":
         fitted.check(place)
-        fitted.lookup(place).save(Path(folder), place)
+        IdLookup.write(fitted.dictionaries[place].keys, folder, place)
     return place
 
 

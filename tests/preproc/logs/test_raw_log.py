@@ -1,3 +1,7 @@
+import errno
+import gzip
+from io import BytesIO
+
 import pytest
 
 from dlrm.data.sources import native
@@ -10,7 +14,7 @@ from dlrm.preproc.logs.raw_log import (
     find_days,
     read_blocks,
     split_days as split_whole_days,
-    start_of_line,
+    unpack,
 )
 
 SHAPE = LogFormat(1, 1)
@@ -109,15 +113,6 @@ def test_file_that_shrinks_is_noticed(log):
         count_lines(split)
 
 
-def test_start_of_every_line(log):
-    splits = split_days([log], 1000)
-    before = 0
-    for split in splits:
-        for line in range(count_lines(split)):
-            assert start_of_line(split, line) == sum(map(len, LINES[: before + line]))
-        before += count_lines(split)
-
-
 def test_lines_that_cannot_be_read_can_be_left_out(log, monkeypatch):
     monkeypatch.setattr(raw_log, "_BLOCK_BYTES", 50)
     bad = {0: "x\t1\t1\n", 7: "\n", 8: "0\t1\t2\t3\r\n", 299: "1\t-\t1\n"}
@@ -128,6 +123,33 @@ def test_lines_that_cannot_be_read_can_be_left_out(log, monkeypatch):
     assert {r.line: r.text for r in rejected} == {i: t.rstrip() for i, t in bad.items()}
     assert rejected[2].reason == "expected up to 3 fields separated by tabs, got 4"
     assert rejected[3].reason.startswith("column 1 (numerical 0): expected an integer")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_two_attempts_to_unpack_a_day_none_spoils_the_other(tmp_path, monkeypatch, fails):
+    """The second begins and ends while the first is under way, which may then be ended."""
+    text = "".join(LINES).encode() * 10
+    source, target = tmp_path / "day_0.gz", tmp_path / "day_0"
+    source.write_bytes(gzip.compress(text))
+    opened = raw_log._open_compressed
+
+    class First(BytesIO):
+        def read(self, size):
+            if self.tell() > 0 and not target.exists():
+                monkeypatch.setattr(raw_log, "_open_compressed", opened)
+                assert unpack(str(source), str(target)) == len(text)
+                if fails:
+                    raise OSError(errno.EIO, "ended")
+            return super().read(size)
+
+    monkeypatch.setattr(raw_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(raw_log, "_open_compressed", lambda source: First(text))
+    if fails:
+        with pytest.raises(OSError, match="ended"):
+            unpack(str(source), str(target))
+    else:
+        assert unpack(str(source), str(target)) == len(text)
+    assert target.read_bytes() == text
 
 
 @pytest.mark.parametrize("name", ["day_02.tar.gz", "day_7.parquet", "day_2.bz2"])

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preproc_testing import killed_at
 from tables_testing import contents, prepare, write_table
 
 from dlrm.data.clicks import layout
@@ -89,34 +90,21 @@ def test_the_greatest_id_is_that_of_all_splits_but_not_of_dropped_rows(tmp_path)
 @pytest.mark.parametrize(
     ("changes", "message", "suffix"),
     [
-        (
-            {"user": [0, -1, 0, 0]},
-            "column user: .* id from 0 and less than 2147483646, got '-1'",
-            ".csv",
-        ),
-        ({"user": [0, 0, 1 << 31, 0]}, "column user: .* got '2147483648'", ".parquet"),
-        ({"shop": [1, 1, 1, 300]}, "column shop: .* less than its cardinality, 300", ".jsonl"),
-        ({"user": [0.0, 1.5, 0.0, 0.0]}, "column user: .*, got '1.5'", ".parquet"),
-        ({"user": ["0", "u1", "0", "0"]}, "column user: .*, got 'u1'", ".csv"),
-        ({"user": [0, None, 0, 0]}, "column user: .*, got no value", ".jsonl"),
-        ({"items": [[1], [2, -3], [], []]}, "column items: place 1 .*, got '-3'", ".parquet"),
-        ({"items": [[1], [2, -3], [], []]}, "column items: place 1 .*, got '-3'", ".csv"),
+        ({"user": [0, -1, 0, 0]}, "user: .* id from 0 and less than 2147483646, got '-1'", ".csv"),
+        ({"shop": [1, 1, 1, 300]}, "shop: .* less than its cardinality, 300", ".jsonl"),
+        ({"user": [0.0, 1.5, 0.0, 0.0]}, "user: .*, got '1.5'", ".parquet"),
+        ({"user": [0, None, 0, 0]}, "user: .*, got no value", ".jsonl"),
+        ({"items": [[1], [2, -3], [], []]}, "items: place 1 .*, got '-3'", ".parquet"),
     ],
 )
 def test_other_values_are_bad_rows(tmp_path, changes, message, suffix):
     path = write(tmp_path / f"a{suffix}", **changes)
-    with pytest.raises(TaskError, match=rf"a\{suffix}, (row|line) .*{message}"):
+    with pytest.raises(TaskError, match=rf"a\{suffix}, (row|line) .*column {message}"):
         prepare(SCHEMA, [path], tmp_path / "d", **IN_ORDER)
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
     prepare(SCHEMA, [path], tmp_path / "d", **options, **IN_ORDER, restart=True)
     assert len(ids(tmp_path / "d", 0, "i1")) == 3
     assert len((tmp_path / "d" / "quarantine" / f"{path.name}.tsv").read_text().splitlines()) == 1
-
-
-def test_whole_floats_are_ids(tmp_path):
-    for name, user in (("a", [0.0, 7.0, 2.0, 0.0]), ("b", ROWS["user"])):
-        prepare(SCHEMA, [write(tmp_path / f"{name}.parquet", user=user)], tmp_path / name)
-    assert contents(tmp_path / "a", ".bin") == contents(tmp_path / "b", ".bin")
 
 
 def test_crosses_take_fields_of_ids(tmp_path):
@@ -179,9 +167,6 @@ def test_a_dataset_goes_to_parquet_and_back(tmp_path):
     [
         ({"type": "integer", "cardinality": 5}, "cardinality: expected the type id, got integer"),
         ({"cardinality": 0}, "cardinality: expected 1 to 2147483646, got 0"),
-        ({"hash_buckets": 5}, "hash_buckets: expected a type other than id"),
-        ({"dictionary": "d"}, "dictionary: expected a type other than id"),
-        ({"missing_values": ["?"]}, "missing_values: expected a type other than id"),
     ],
 )
 def test_entries_that_do_not_fit_are_named(entry, message):
@@ -203,8 +188,8 @@ def test_rows_left_out_of_files_with_one_name_are_all_kept(tmp_path):
 
 
 def test_files_that_exchange_their_splits_are_another_run(tmp_path):
-    good, bad = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", user=[0, -1, 0, 0])
-    with pytest.raises(TaskError, match="got '-1'"):
+    good, bad = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", user=[0, 1, 0, 0])
+    with killed_at("lookups.done"):
         prepare(SCHEMA, [good], tmp_path / "d", others={"test": [bad]})
     with pytest.raises(ValueError, match="--test_input was .*b.parquet.* and is .*a.parquet"):
         prepare(SCHEMA, [bad], tmp_path / "d", others={"test": [good]})

@@ -1,12 +1,14 @@
 """Datasets of tables have the same bytes however the work is split, run, stopped and resumed."""
 
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from preproc_testing import KilledError
+from preproc_testing import killed_at
+from table_oracle import Oracle
 from tables_testing import Inline, contents, prepare
 
 from dlrm.preproc.duckdb_engine import local_engine
@@ -73,25 +75,21 @@ def whole(schema, tmp_path_factory):
     return contents(folder / "d")
 
 
-def test_files_row_groups_and_tasks_change_nothing(schema, whole, tmp_path):
-    rows = table()
-    cuts = [0, 1, 1, 250, 600]
-    for rows_of_group, split_bytes in ((9, 4000), (50, 300), (100, None)):
-        folder = tmp_path / str(rows_of_group)
-        folder.mkdir()
-        for i, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-            part = rows.slice(begin, end - begin)
-            pq.write_table(part, folder / f"{i}.parquet", row_group_size=rows_of_group)
-        made = tmp_path / f"{rows_of_group}.d"
-        prepare(schema, [folder], made, split_bytes=split_bytes, **OPTIONS)
-        assert contents(made) == whole, rows_of_group
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_processes_change_nothing(schema, whole, tmp_path, cores):
-    pq.write_table(table(), tmp_path / "a.parquet", row_group_size=99)
-    with local_engine(cores) as engine:
-        prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", engine, split_bytes=1, **OPTIONS)
+@pytest.mark.parametrize(
+    ("rows_of_group", "split_bytes", "cores", "memory"),
+    [(9, 4000, None, None), (50, 300, 1, 128_000_000), (100, None, 3, None)],
+)
+def test_files_parts_cores_and_memory_change_nothing(
+    schema, whole, tmp_path, rows_of_group, split_bytes, cores, memory
+):
+    rows, cuts, folder = table(), [0, 1, 1, 250, 600], tmp_path / "rows"
+    folder.mkdir()
+    for i, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        part = rows.slice(begin, end - begin)
+        pq.write_table(part, folder / f"{i}.parquet", row_group_size=rows_of_group)
+    start = nullcontext() if cores is None else local_engine(cores, tmp_path, memory)
+    with start as engine:
+        prepare(schema, [folder], tmp_path / "d", engine, split_bytes=split_bytes, **OPTIONS)
     assert contents(tmp_path / "d") == whole
 
 
@@ -121,20 +119,7 @@ def write_small_files(draw, folder):
 
 @pytest.mark.parametrize("write", [write_csv, write_json, write_small_files])
 def test_resumed_with_other_cores_or_split_bytes_it_loses_and_doubles_no_row(write, tmp_path):
-    """The input is divided by both, and finished work is skipped by its number."""
-
-    class Stops(Inline):
-        """Kills the process after a number of tasks."""
-
-        def __init__(self, cores, left):
-            self.cores, self.left = cores, left
-
-        def run(self, stage, task, items):
-            super().run(stage, task, items[: self.left])
-            self.left -= len(items)
-            if self.left <= 0:
-                raise KilledError
-
+    """The parts of the input depend on both."""
     schema = {"label": "y", "numerical": ["x"], "categorical": [{"column": "c", "type": "integer"}]}
     source = tmp_path / "source"
     source.mkdir()
@@ -142,25 +127,24 @@ def test_resumed_with_other_cores_or_split_bytes_it_loses_and_doubles_no_row(wri
     prepare(schema, [source], tmp_path / "whole", test_fraction=0.2)
     whole = contents(tmp_path / "whole")
     assert len(whole["train/label.bin"]) + len(whole["test/label.bin"]) == 3200
-    for number, ((cores, split_bytes), (others, other_bytes)) in enumerate(RESUMED):
-        made = schema, [source], tmp_path / str(number)
-        with pytest.raises(KilledError):
-            prepare(*made, Stops(cores, 2), split_bytes=split_bytes, test_fraction=0.2)
-        prepare(*made, Stops(others, 1000), split_bytes=other_bytes, test_fraction=0.2)
-        assert contents(made[-1]) == whole, RESUMED[number]
+    for number, ways in enumerate(RESUMED):
+        stage, made = ("count.done", "written.done")[number % 2], tmp_path / str(number)
+        for killed, (cores, split_bytes) in zip(
+            (killed_at(stage), nullcontext()), ways, strict=True
+        ):
+            engine = Inline()
+            engine.cores = cores
+            with killed:
+                how = {"split_bytes": split_bytes, "test_fraction": 0.2}
+                prepare(schema, [source], made, engine, **how)
+        assert contents(made) == whole, ways
 
 
 def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path):
-    class Stops(Inline):
-        def run(self, stage, task, items):
-            if stage == "merge":
-                raise KilledError
-            super().run(stage, task, items)
-
     path = tmp_path / "a.parquet"
     pq.write_table(table(), path)
-    with pytest.raises(KilledError):
-        prepare(schema, [path], tmp_path / "d", Stops(), **OPTIONS)
+    with killed_at("lookups.done"):
+        prepare(schema, [path], tmp_path / "d", **OPTIONS)
     other = schema | {"numerical": ["x"]}
     with pytest.raises(
         ValueError, match=r"other settings: --schema numerical was .* is \['x'\]\. "
@@ -172,6 +156,29 @@ def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path)
     pq.write_table(table(), path)
     prepare(schema, [path], tmp_path / "d", restart=True, **OPTIONS)
     assert contents(tmp_path / "d") == whole
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.29, 29), (0.57, 57), (0.585, 58)])
+def test_a_share_of_the_rows_is_rounded(tmp_path, share, rows):
+    pq.write_table(pa.table({"y": [0, 1] * 50, "x": range(100)}), tmp_path / "a.parquet")
+    schema = {"label": "y", "numerical": ["x"]}
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", test_fraction=share)
+    assert (tmp_path / "d" / "test" / "label.bin").stat().st_size == rows
+
+
+def test_combinations_of_one_text_are_two_values(tmp_path):
+    """Of equal counts and texts, the order is that of hashes."""
+    pairs = [("a", "b & c"), ("a & b", "c"), ("a", "b & c"), ("a & b", "c"), ("z", "z")]
+    rows = [{"y": i % 2, "a": a, "b": b} for i, (a, b) in enumerate(pairs)]
+    schema = {"label": "y", "categorical": ["a", "b"]}
+    schema["crosses"] = [{"fields": ["a", "b"], "frequency_limit": 1}]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1)
+    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", split_bytes=1)
+    expected = Oracle(schema, rows, {}).files
+    assert contents(tmp_path / "d" / "train", ".bin") == {
+        name.removeprefix("train/"): data for name, data in expected.items() if "train/" in name
+    }
 
 
 def test_nothing_is_fitted_to_rows_that_are_not_for_training(tmp_path):

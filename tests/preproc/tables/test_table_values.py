@@ -85,22 +85,13 @@ def test_local_times_that_clocks_pass_over_mean_one_moment_in_any_file(tmp_path,
     assert column(tmp_path / "d", "time", "<i8") == [gap - 10**6, gap - 1, gap]
 
 
-def test_nanoseconds_are_cut_to_microseconds(tmp_path):
-    array = pa.array([1999, -1, -1000], pa.timestamp("ns", "UTC"))
-    write(tmp_path / "a.parquet", y=[0, 1, 1], y2=[0, 1, 1], t=array)
-    prepare(TIMED, [tmp_path / "a.parquet"], tmp_path / "d", output_ordering="input")
-    assert column(tmp_path / "d", "time", "<i8") == [1, -1, -1]
-
-
 @pytest.mark.parametrize(
     ("values", "shown"),
     [
         (pa.array([1, 10**15]), "1000000000000000"),
-        (pa.array([1, (1 << 64) - 1], pa.uint64()), "18446744073709551615"),
-        (pa.array([1, 1 << 62], pa.timestamp("ms", "UTC")), "4611686018427387904"),
         (pa.array(["1", "99999999999999999999"]), "'99999999999999999999'"),
     ],
-    ids=["milliseconds taken for seconds", "uint64", "timestamp", "text"],
+    ids=["milliseconds taken for seconds", "text"],
 )
 def test_a_time_beyond_the_years_that_have_one_is_named(tmp_path, values, shown):
     schema = TIMED | {"time": {"column": "t", "unit": "s"}}
@@ -111,7 +102,7 @@ def test_a_time_beyond_the_years_that_have_one_is_named(tmp_path, values, shown)
     assert str(failed.value).startswith(expected + shown)
 
 
-@pytest.mark.parametrize("text", ["--5", "12-", "²"])
+@pytest.mark.parametrize("text", ["--5", "²"])
 def test_text_that_is_no_number_of_seconds_is_named_like_any_other(tmp_path, text):
     schema = TIMED | {"time": {"column": "t", "unit": "s"}}
     path = write(tmp_path / "a.parquet", y=[0, 1], y2=[0, 1], t=["1", text])
@@ -149,15 +140,6 @@ def test_truth_values_and_times_are_no_integers(tmp_path, values):
         (TaskError, ValueError), match="column 'x': expected integers, got the type"
     ):
         prepare(schema, [path], tmp_path / "out", test_fraction=0.0)
-
-
-def test_a_part_may_have_no_training_rows(tmp_path):
-    schema = {"label": "y", "categorical": ["c"]}
-    train = write(tmp_path / "a.parquet", y=[0, 1], c=["p", "q"])
-    test = write(tmp_path / "b.parquet", y=[0, 1], c=["q", "r"])
-    prepare(schema, [train], tmp_path / "d", others={"test": [test]}, output_ordering="input")
-    assert column(tmp_path / "d", "cat_0", "i1") == [1, 2]
-    assert column(tmp_path / "d", "cat_0", "i1", "test") == [2, 0]
 
 
 def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_path):
