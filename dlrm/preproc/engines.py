@@ -16,10 +16,7 @@ from dlrm.command_line import missing_extra
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
 from dlrm.locks import OwnedDirectory, new_suffix, remove_abandoned
-from dlrm.preproc.duckdb_engine import return_memory
-from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.executors import error_of
 from dlrm.preproc.work_folder import shared_folders
 from dlrm.remote.cache import origin_of
 from dlrm.remote.uri import Uri, is_uri
@@ -28,6 +25,8 @@ from dlrm.settings import setting
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from dlrm.preproc.engine import Engine
 
 ENGINES = ("spark", "local")
 
@@ -85,7 +84,7 @@ def open_engine(
     output: Path | None = None,
     say: Callable[[str], None] = print,
     log: Path | None = None,
-) -> Iterator[Engine]:
+) -> Iterator["Engine"]:
     """Starts an engine, and stops it at the end of the block.
 
     Args:
@@ -149,7 +148,7 @@ def session_engine(
     output: Path | None,
     say: Callable[[str], None],
     log: Path | None = None,
-) -> Engine:
+) -> "Engine":
     """Returns the engine of a session, which may be one of Spark Connect.
 
     Args:
@@ -280,6 +279,9 @@ def spark_session(
         raise EngineError(
             f"{sys.executable}: {need}, and --engine local prepares files without Spark"
         ) from error
+    from dlrm.preproc.duckdb_engine import return_memory
+    from dlrm.preproc.executors import error_of
+
     logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
     if (running := SparkContext._active_spark_context) is not None:
         say(

@@ -29,7 +29,7 @@ import dlrm
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.host_cores import available_cores, idle_cores
 from dlrm.host_memory import host_memory
-from dlrm.preproc.java import java_version
+from dlrm.scripts.common.java import java_version
 from dlrm.settings import setting
 
 OK, ABSENT, SLOW, BROKEN = "ok", "absent", "slow", "broken"

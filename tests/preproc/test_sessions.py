@@ -17,12 +17,15 @@ from preproc_testing import node_environment, package_archive
 from tables_testing import contents
 
 import dlrm.preproc
+from dlrm.api import spark_session
 from dlrm.data.tables.files import find_tables
+from dlrm.preproc import engines
 from dlrm.preproc.engines import session_engine
 from dlrm.preproc.errors import EngineError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.remote.publish import RUN
 from dlrm.remote.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -85,7 +88,11 @@ def test_a_data_frame_of_a_notebook_gives_the_bytes_of_its_file(
     assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
 
 
-def test_a_session_writes_to_a_uri(spark, rows, expected, store_uri, tmp_path):
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_session_writes_to_a_uri(spark, rows, expected, store_uri, monkeypatch, is_shared):
+    if not is_shared:  # as if executors were elsewhere
+        for module in (engines, spark_session):
+            monkeypatch.setattr(module, "shares_folders", lambda session: False)
     session = spark.session.newSession()
     where = store_uri.below("rows.parquet")
     open_store(where).write(where.key, rows)
@@ -94,6 +101,9 @@ def test_a_session_writes_to_a_uri(spark, rows, expected, store_uri, tmp_path):
         dataset = dlrm.preproc.run(session, SCHEMA, source, uri)
         assert dataset.rows == {"train": 2400, "test": 600}
         assert files_of(dataset.path) == expected
+        keys = [entry.key for entry in open_store(where).entries(f"{name}/")]
+        assert any("/rows-train-" in key for key in keys) is not is_shared
+        assert not any(RUN in key for key in keys)
 
 
 def test_what_a_session_cannot_read_is_said_in_words_of_python(spark, rows, tmp_path):
