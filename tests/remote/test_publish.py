@@ -10,7 +10,13 @@ import pytest
 from dlrm.files import MANIFEST
 from dlrm.manifest import BLOCK_BYTES, sealed_json, write_manifest
 from dlrm.remote.cache import Cache, with_uris
-from dlrm.remote.publish import check_publishable, fetched_directory, find_published, publish
+from dlrm.remote.publish import (
+    check_publishable,
+    fetched_directory,
+    find_published,
+    publish,
+    write_slices,
+)
 from dlrm.remote.store import open_store
 
 
@@ -171,3 +177,49 @@ def test_what_an_upload_left_long_ago_is_deleted(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: later)
     published(made(tmp_path / "new", seed=1), uri, replace=True)
     assert not store.entries("d/data-0123456789abcdef/")
+
+
+@pytest.fixture
+def sliced(bucket, tmp_path):
+    """A published directory whose large file is in slices of two objects, and its URI."""
+    path, uri = made(tmp_path / "made"), bucket.below("d")
+    large, first = (path / "large.bin").read_bytes(), BLOCK_BYTES + 7
+    slices = {"one": [("large.bin", 0, 100), ("large.bin", first, len(large) - first)]}
+    slices["two"] = [("large.bin", 100, first - 100)]
+    os.truncate(path / "large.bin", 0)
+    os.truncate(path / "large.bin", len(large))  # as the driver has it
+    folder = "data-0123456789abcdef"
+    for name, own in slices.items():
+        data = b"".join(large[place : place + size] for _, place, size in own)
+        open_store(uri).write(uri.below(f"{folder}/{name}").key, data)
+    write_slices(path, {f"{folder}/{name}": own for name, own in slices.items()})
+    published(path, uri)
+    (path / "slices.json").unlink()
+    (path / "large.bin").write_bytes(large)
+    return path, uri
+
+
+def test_slices_are_read_as_one_file(sliced):
+    path, uri = sliced
+    with fetched_directory(Cache.open(), uri) as copy:
+        assert content(copy) == content(path)
+    entry, whole = find_published(uri).entries["large.bin"], (path / "large.bin").read_bytes()
+    for begin, end in ((0, 1), (50, 150), (99, BLOCK_BYTES + 8), (BLOCK_BYTES, len(whole))):
+        assert bytes(open_store(uri).read(entry, begin, end)) == whole[begin:end]
+
+
+def test_objects_of_slices_that_are_missing_or_short_are_named(sliced):
+    _, uri = sliced
+    store, place = open_store(uri), uri.below("data-0123456789abcdef/two")
+    data = bytes(store.read(store.entry(place.key)))
+    store.write(place.key, data[:-1])
+    with pytest.raises(ValueError, match=f"{place}: expected {len(data)} bytes, got"):
+        find_published(uri)
+    store.remove(place.key)
+    with pytest.raises(FileNotFoundError, match=f"{place}: missing"):
+        find_published(uri)
+    place = uri.below("data-0123456789abcdef/slices.json")
+    record = json.loads(bytes(store.read(store.entry(place.key))))
+    store.write(place.key, sealed_json(record | {"version": 2}).encode())
+    with pytest.raises(ValueError, match=f"{place}: expected slices of version 1, got 2"):
+        find_published(uri)
