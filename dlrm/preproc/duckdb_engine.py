@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -16,7 +17,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import duckdb
@@ -70,7 +70,7 @@ class DuckDbEngine:
         memory: int | None = None,
     ) -> None:
         self._start, self._pool, self.cores = start, start(), cores
-        self._spill = str(folder or gettempdir())
+        self._spill = str(folder or tempfile.gettempdir())
         free = (host_memory() or (8 << 30, 0))[0]
         self._memory = memory or max(int(_SHARE * free), _LEAST_MEMORY)
 
@@ -102,9 +102,17 @@ class DuckDbEngine:
     def _batches(
         self, function: Callable[[Any], Any], parts: Sequence[Any], on_part: Callable[[int], None]
     ) -> Iterator[pa.RecordBatch]:
-        for number, batches in self._results(function, parts):
+        if not isinstance(self._pool, ProcessPoolExecutor):
+            for number, batches in self._results(function, parts):
+                on_part(number)
+                yield from batches
+            return
+        task = partial(_filed, function, self._spill)
+        for number, path in self._results(task, parts):
             on_part(number)
-            yield from batches
+            with pa.memory_map(path) as file:
+                os.unlink(path)
+                yield from pa.ipc.open_stream(file)
 
     def _results(
         self, function: Callable[[Any], Any], items: Sequence[Any]
@@ -184,6 +192,19 @@ class DuckDbEngine:
             end_processes(self._pool)
         else:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _filed(function: Callable[[Any], Sequence[pa.RecordBatch]], folder: str, part: Any) -> str:
+    """Writes the batches of a part to a file, which others map; returns its path.
+
+    A process that ends while it writes to the pipe of a pool would block the others.
+    """
+    batches = function(part)
+    descriptor, path = tempfile.mkstemp(".arrow", dir=folder)
+    with open(descriptor, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return path
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def _prepare_logs(values: Values) -> int:
     arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
-    names = ["output_ordering", "restart", "report", "memory_gib", "through_store"]
+    names = ["output_ordering", "restart", "report", "memory", "memory_gib", "through_store"]
     names += settings_of(IncrementConfig)
     names += (name for name in settings_of(CacheConfig) if name in values)
     arguments += flags_of({name: values[name] for name in names})
