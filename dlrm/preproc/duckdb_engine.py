@@ -123,7 +123,7 @@ class DuckDbEngine:
         while left or running:
             while left and len(running) <= self.cores:
                 number, item = left.pop()
-                running[self._pool.submit(function, item)] = number, item
+                running[self._pool.submit(_tried, function, item)] = number, item
             try:
                 with errors_named(self._spill):
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -207,6 +207,19 @@ def _filed(function: Callable[[Any], Sequence[pa.RecordBatch]], folder: str, par
     return path
 
 
+def _tried(function: Callable[[Any], Any], item: Any) -> Any:
+    """Calls a function, and repeats it if Python fails to open NumPy arrays in threads at once.
+
+    Before 3.11.8 its parser then raises SystemError now and then (python/cpython#106905).
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return function(item)
+        except SystemError:
+            continue
+    return function(item)
+
+
 @contextmanager
 def local_engine(
     cores: int, folder: Path | None = None, memory: int | None = None, forked: bool = False
@@ -228,7 +241,7 @@ def _started(cores: int, forked: bool) -> Executor:
 
 
 @contextmanager
-def thread_engine(cores: int, folder: Path) -> Iterator[DuckDbEngine]:
+def thread_engine(cores: int, folder: Path | None = None) -> Iterator[DuckDbEngine]:
     """Starts one thread per core, and waits for their tasks at the end of the block.
 
     It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,

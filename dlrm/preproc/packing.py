@@ -270,7 +270,7 @@ def _count(
 
 
 class Written(NamedTuple):
-    """What was written.
+    """Holds the results of writing rows.
 
     Attributes:
         totals: for each target, the counts of `packed_rows`.

@@ -78,7 +78,7 @@ def test_rows_are_ordered_by_split_and_key_as_unsigned_numbers():
         return [pa.RecordBatch.from_arrays(arrays, schema=ROWS)]
 
     done = []
-    with thread_engine(2, None) as engine:
+    with thread_engine(2) as engine:
         found = pa.Table.from_batches(engine.sorted_rows(range(2), part, done.append))
     assert sorted(done) == [0, 1]
     assert found["split"].to_pylist() == [0] * 4 + [1] * 4
@@ -124,7 +124,7 @@ def test_another_memory_is_refused(text):
 
 
 def test_with_little_memory_it_goes_on_on_the_disk_and_leaves_nothing_there(tmp_path):
-    with thread_engine(1, None) as engine:
+    with thread_engine(1) as engine:
         expected = sorted_keys(engine)
     assert (expected[1:] >= expected[:-1]).all()
     with local_engine(2, tmp_path, 128_000_000) as engine:
