@@ -1,5 +1,6 @@
 """Sums and order of the local engine, its memory, its disk, and processes that are killed."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -155,6 +156,14 @@ def test_errors_of_a_function_are_its_own(tmp_path):
         for result in (engine.sorted_rows([0], fails, print), engine.map(fails, [0])):
             with pytest.raises(TaskError, match=r"^part 0: expected a number, got 'x'$"):
                 list(result)
+
+
+def test_a_full_disk_that_a_function_meets_is_named(tmp_path):
+    def fails(part):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with thread_engine(1, tmp_path) as engine, pytest.raises(TaskError, match=str(tmp_path)):
+        list(engine.map(fails, [0]))
 
 
 def crash(item, folder, times, last):
