@@ -4,10 +4,9 @@
     dlrm train --dataset DIR --flagfile tuning/best.flags
 
 Trials are judged on held-out training rows; test and validation rows are never opened. The first
-trial is `--recipe auto`, and a study of Optuna chooses the settings of the others, which end early
-if they are behind after a share of their steps. The same command resumes a search that was stopped
-or killed, several at the same time share it, and more --trials extend it. --space names a YAML file
-of the settings to search; the others are those of the recipe:
+trial is `--recipe auto`, and Optuna chooses the settings of the others, which end early if they are
+behind after a share of their steps. The same command resumes a search that was stopped or killed,
+several at the same time share it, and more --trials extend it. --space names a YAML file such as:
 
     lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
     embedding_dim: [8, 16, 32]                  # one of these
@@ -35,31 +34,19 @@ class TuneConfig:
     dataset: Path = setting(REQUIRED, "directory of the dataset", uri="read")
     output: Path = setting(REQUIRED, "directory for the search's state and results")
     space: Path | None = setting(
-        None,
-        "YAML file of the settings to search; default: a space chosen from the dataset",
-        uri="read",
+        None, "YAML file of the settings to search; default: from the dataset", uri="read"
     )
     trials: int = setting(27, "number of settings to try", least=1)
-    rungs: int = setting(
-        3, "rungs of the halving: --eta times as many training steps each, the last all", least=1
-    )
+    rungs: int = setting(3, "rungs of the halving, each of --eta times as many steps", least=1)
     eta: int = setting(3, "one trial in this many advances to the next rung", least=2)
-    folds: int = setting(
-        1, "number of cross-validation folds; 1 holds out --held_out of the rows", least=1
-    )
-    held_out: float = setting(
-        0.2, "share of the training rows held out with one fold", above=0, below=1
-    )
+    folds: int = setting(1, "cross-validation folds; 1 holds out --held_out", least=1)
+    held_out: float = setting(0.2, "share of the rows held out with one fold", above=0, below=1)
     order: str = setting(
-        "random",
-        "held-out rows: random ones, or the last ones, for logs",
-        choices=("random", "last"),
+        "random", "held-out rows: random, or the last ones, for logs", choices=("random", "last")
     )
     metric: str = setting("auc", "metric to choose by", choices=JUDGES)
     seed: int = setting(1, "random seed", least=0)
-    processes: int | None = setting(
-        None, "number of trainings at a time; default: one per core", least=1
-    )
+    processes: int | None = setting(None, "trainings at a time; default: one per core", least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -23,11 +23,11 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.workers import workers
 from dlrm.documents import brief, read_yaml
-from dlrm.files import MANIFEST, errors_named, make_directories, write_atomically
+from dlrm.files import errors_named, make_directories, write_atomically
 from dlrm.host_cores import available_cores
 from dlrm.limits import check_processes
 from dlrm.locks import OwnedDirectory, remove_abandoned
-from dlrm.manifest import checksum, sealed_lines
+from dlrm.manifest import sealed_lines
 from dlrm.metrics.table import HIGHER, METRICS, cost
 from dlrm.scripts.tune.__main__ import JUDGES, TuneConfig
 from dlrm.scripts.tune.folds import write_fold
@@ -50,6 +50,7 @@ def run(options: TuneConfig) -> None:
     cores = max(int(available_cores()[0]), 1)
     processes = options.processes or cores
     check_processes("--processes", processes)
+    threads = max(cores // processes, 1)
     spec = FeatureSpec.load(options.dataset)
     if options.space:
         space: Space = read_yaml(options.space)
@@ -63,7 +64,7 @@ def run(options: TuneConfig) -> None:
         with errors_named(options.output), workers(processes) as in_order:
             for fold in range(options.folds):
                 write_fold(options, fold, folds.path / str(fold))
-            train = partial(_train_next, options, space, folds.path, max(cores // processes, 1))
+            train = partial(_train_next, options, space, folds.path, threads)
             for line in filter(None, in_order(train, range(options.trials))):
                 say(line)
     finally:
@@ -83,11 +84,11 @@ def run(options: TuneConfig) -> None:
 
 def _begin(options: TuneConfig, space: Space, spec: FeatureSpec) -> optuna.Study:
     """Returns the study, a new one or one of the same dataset, space and flags."""
-    described = [MANIFEST, spec.path.name, layout.MODEL_SIZE]
-    paths = (path for name in described if (path := spec.directory / name).is_file())
-    found = {f"--{name}": getattr(options, name) for name in _COMPARED}
+    manifest = layout.read_dataset_manifest(spec.directory)
+    found: dict[str, Any] = {f"--{name}": getattr(options, name) for name in _COMPARED}
     found |= {f"--space, {name}": value for name, value in space.items()}
-    found = json.loads(json.dumps(found | {"--dataset": checksum(next(paths))}))
+    found["--dataset"] = manifest["own_crc32"] if manifest else spec.feature_spec
+    found = json.loads(json.dumps(found))
     make_directories(options.output)
     names = [path.name for path in options.output.iterdir() if path.name[0] != "."]
     if names and JOURNAL not in names:
@@ -162,7 +163,7 @@ def _train_next(options: TuneConfig, space: Space, folds: Path, threads: int, _:
     number, tests = trial.user_attrs["trial"], options.eta ** (options.rungs - 1)
     settings = suggest(trial, space) if number else fixed(space)  # the first is the recipe
     results: dict[str, list[float]] = {name: [] for name in JUDGES}
-    state, end = TrialState.COMPLETE, ""
+    end = ""
 
     def on_test(done: int, metrics: dict[str, float]) -> None:
         for name in JUDGES:
@@ -176,17 +177,19 @@ def _train_next(options: TuneConfig, space: Space, folds: Path, threads: int, _:
         for fold in range(options.folds):
             own = {"recipe": "auto", "seed": options.seed, **settings}
             judge_settings(folds / str(fold), tests=tests, on_test=on_test, **own)
-    except optuna.TrialPruned:
-        state, end = TrialState.PRUNED, " (pruned)"
-    except FloatingPointError as error:
-        state, end, results = TrialState.PRUNED, f": {error}", {name: [] for name in JUDGES}
+    except (optuna.TrialPruned, FloatingPointError) as error:
+        end = f" ({str(error) or 'pruned'})"
+        if isinstance(error, FloatingPointError):  # it diverged
+            results = {name: [] for name in JUDGES}
     except ValueError as error:
         chosen = ", ".join(f"{name} {value}" for name, value in settings.items())
         raise ValueError(f"trial {number} ({chosen}): {error}") from error
     trial.set_user_attr("settings", settings)
     trial.set_user_attr("results", results)
-    value = float(np.mean(results[options.metric])) if state == TrialState.COMPLETE else None
-    study.tell(trial, value, state)
+    if end:
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, float(np.mean(results[options.metric])))
     shown = "  ".join(f"{name} {_text(values)}" for name, values in results.items())
     return f"trial {number}: {shown}{end}"
 
@@ -202,18 +205,17 @@ def _table(trials: list[Any], options: TuneConfig) -> list[str]:
     settings = [trial.user_attrs["settings"] for trial in trials]
     names = dict.fromkeys(name for one in settings for name in one)
     varied = [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
-    metrics = [options.metric, *(name for name in JUDGES if name != options.metric)]
     whole = options.folds * options.eta ** (options.rungs - 1)
     rows = [
         [
             str(trial.user_attrs["trial"]),
             f"{(trial.last_step or 0) / whole:.0%}",
-            *(_text(trial.user_attrs["results"][name]) for name in metrics),
+            *(_text(trial.user_attrs["results"][name]) for name in JUDGES),
             *(text_of(own.get(name, "default")) for name in varied),
         ]
         for trial, own in zip(trials, settings, strict=True)
     ]
-    return aligned(["trial", "steps", *metrics, *varied], rows)
+    return aligned(["trial", "steps", *JUDGES, *varied], rows)
 
 
 def _text(values: list[float]) -> str:

@@ -71,10 +71,10 @@ def _columns(batch: Batch, spec: FeatureSpec) -> list[Ids]:
     lengths = batch.lengths.numpy()
     fields = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
     for number, name in enumerate(spec.categorical):
-        own = fields == number
-        if (field := spec.lists.get(name)) is None:
-            columns.append(ids[own])
-        else:
+        own, field = fields == number, spec.lists.get(name)
+        column: Ids = ids[own]
+        if field is not None:
             own_weights = weights.numpy()[own] if weights is not None and field.weighted else None
-            columns.append(Jagged(ids[own], lengths[:, number], own_weights))
+            column = Jagged(column, lengths[:, number], own_weights)
+        columns.append(column)
     return columns
