@@ -29,7 +29,7 @@ from dlrm.limits import check_processes
 from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.manifest import sealed_lines
 from dlrm.metrics.table import HIGHER, METRICS, cost
-from dlrm.scripts.tune.__main__ import JUDGES, TuneConfig
+from dlrm.scripts.tune.flags import JUDGES, TuneConfig
 from dlrm.scripts.tune.folds import write_fold
 from dlrm.scripts.tune.space import Space, check_space, default_space, fixed, suggest
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN

@@ -13,7 +13,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import Verifier
-from dlrm.scripts.tune.__main__ import TuneConfig
+from dlrm.scripts.tune.flags import TuneConfig
 
 _BLOCK_ROWS = 1 << 18
 
