@@ -154,14 +154,6 @@ def test_tables_that_do_not_fit_the_schema_are_named(case, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_columns_of_pandas_with_values_of_several_types_are_named():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"bought": ["yes", "no"], "price": [1, "x"]})
-    schema = {"label": SCHEMA["label"], "numerical": ["price"]}
-    with pytest.raises(ValueError, match="frame: column 'price': expected values of one type"):
-        dlrm.Dataset.from_arrow(frame, schema)
-
-
 def test_splits_may_be_tables_of_their_own(tmp_path):
     rows = table(300)
     dataset = dlrm.Dataset.from_arrow(
