@@ -12,38 +12,31 @@ from dlrm.vision.resnet import ResNet
 PIXELS, CLASSES = 64, 7
 PEERS_NORM_EPS = 1e-5  # batch norm epsilon of torchvision and timm
 STILL = {"dropout": 0.0, "drop_path": 0.0}
+TIMMS = {**STILL, "norm_eps": PEERS_NORM_EPS}
 
 # Each network, and the logits of the second of two images in training mode.
 GOLDEN = {
-    "resnet50": (
-        ResNet,
-        {},
-        [-0.968532, 1.198079, -3.372667, -0.486180, 1.088339, 0.460466, -1.393620],
-    ),
+    "resnet50": (ResNet, {}, [-0.9685, 1.1981, -3.3727, -0.4862, 1.0883, 0.4605, -1.3936]),
     "resnet50 group": (
         ResNet,
         {"norm": "group", "groups": 32},
-        [-0.177949, 0.543095, -0.719894, -0.088055, -1.085042, 1.555879, -0.769206],
+        [-0.1779, 0.5431, -0.7199, -0.0881, -1.0850, 1.5559, -0.7692],
     ),
-    "resnext101_32x4d": (
-        ResNet,
-        {},
-        [0.041198, -0.164709, 0.656557, 0.664520, 1.426613, 0.578192, -0.862744],
-    ),
+    "resnext101_32x4d": (ResNet, {}, [0.0412, -0.1647, 0.6566, 0.6645, 1.4266, 0.5782, -0.8627]),
     "efficientnet_b0": (
         EfficientNet,
-        {**STILL, "norm_eps": PEERS_NORM_EPS},
-        [-0.671147, 0.008931, 0.275656, -0.517190, -0.250431, 0.017583, 0.180062],
+        TIMMS,
+        [-0.6711, 0.0089, 0.2757, -0.5172, -0.2504, 0.0176, 0.1801],
     ),
     "efficientnet_b4": (
         EfficientNet,
-        {**STILL, "norm_eps": PEERS_NORM_EPS},
-        [-0.346254, 0.074765, -0.424238, -0.161393, -0.174900, 0.252423, -0.023901],
+        TIMMS,
+        [-0.3463, 0.0748, -0.4242, -0.1614, -0.1749, 0.2524, -0.0239],
     ),
     "efficientnet_b4 group": (
         EfficientNet,
         {**STILL, "norm": "group", "group_dim": 16, "expand_ratio": 4},
-        [0.54016255, 0.377014759, 0.549073362, 0.675573646, 1.116265994, 0.193484988, 0.482189804],
+        [0.5402, 0.3770, 0.5491, 0.6756, 1.1163, 0.1935, 0.4822],
     ),
 }
 
