@@ -266,6 +266,7 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"embeding_dim": 1}, TypeError, "did you mean 'embedding_dim'"),
         ({"zzz": 1}, TypeError, r"fit\(\): got 'zzz'; expected one of .* help\(fit\) has"),
         ({"epochs": "two"}, ValueError, "^epochs: expected int, got 'two'$"),
+        ({"epochs": 1.5}, ValueError, "^epochs: expected int, got 1.5$"),
         ({"lr": True}, ValueError, "^lr: expected float, got True$"),
         ({"ema_decay": "0.9"}, ValueError, r"^ema_decay: expected float \| None, got '0.9'$"),
         ({"top_mlp_sizes": (8.0, 1)}, ValueError, r"^top_mlp_sizes: expected tuple\[int"),

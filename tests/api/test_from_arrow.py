@@ -127,10 +127,7 @@ def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_pat
 
 
 REFUSED = {
-    "missing": (
-        lambda t: t.drop_columns("shop"),
-        "frame: no column 'shop'; the columns are bought",
-    ),
+    "missing": (lambda t: t.drop_columns("shop"), "frame: no column 'shop'; the columns are b"),
     "twice": (lambda t: t.append_column("shop", t["user"]), "frame: two columns are called 'shop'"),
     "list": (
         lambda t: t.set_column(2, "price", t["unused"]),

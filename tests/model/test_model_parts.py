@@ -333,6 +333,7 @@ def test_a_cross_layer_is_what_a_person_computes():
     [
         (EDGES[:4], "edges: expected those of 5 fields, got 4"),
         ([*EDGES[:4], np.arange(6.0)], "field 4: expected 1 to 5 ascending finite numbers, got 6"),
+        ([*EDGES[:4], np.array([])], "field 4: .* got 0"),
         ([np.array([1.0, 1.0]), *EDGES[1:]], r"field 0: .* got 2: \[1.0, 1.0\]"),
         ([np.array([1.0, np.inf]), *EDGES[1:]], r"field 0: .* \[1.0, inf\]"),
     ],

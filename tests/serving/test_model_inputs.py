@@ -113,6 +113,8 @@ def lengths(*rows):
             GOOD._replace(weights=np.float32([1, 1, np.nan, 1, 1, 1, 1])),
             r"row 0, column tags \(table 1\): place 1 of the list: .* finite weight, got nan",
         ),
+        (GOOD._replace(numerical=NUMBERS[:, :1]), r"expected \[rows, 2\] .*, got \[2, 1\]"),
+        (GOOD._replace(weights=np.ones(6, np.float32)), r"weights: expected \[7\] .* got \[6\]"),
         (GOOD._replace(weights=np.ones(7, int)), r"weights: .* floating type, .* of int64"),
     ],
 )

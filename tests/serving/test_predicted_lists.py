@@ -99,6 +99,7 @@ def test_commands_score_files_and_datasets(listed, predictor, tmp_path):
 REFUSED = [
     ({"tags": [["a"]]}, "row 1, column tags: expected a list of values, got "),
     ({"tags": {"a"}}, "expected values, or lists of them, got {'a'}"),
+    ({"tags": [{"a": 1}]}, "expected values, or lists of them, got {'a': 1}"),
     ({"user": ["a"]}, "row 1, column user: expected one value, got "),
     ({"history_weights": [1.0]}, "row 1, column history: expected as many weights in history_we"),
     ({"history": ["x"], "history_weights": [1]}, "row 1, column history: place 0 .* got 'x'"),

@@ -163,6 +163,7 @@ def test_channels_last_changes_no_loss(device):
         (lambda: NetworkConfig("resnet50", group_dim=16), "--group_dim 16: resnet50 has none"),
         (lambda: NetworkConfig("efficientnet_b0", zero_init_residual=True), "--zero_init_residual"),
         (lambda: NetworkConfig("resnet50", dropout=0.0), "--dropout 0.0: resnet50 has none"),
+        (lambda: NetworkConfig("resnet50", width=0.25), "--width 0.25: resnet50 has none"),
         (lambda: NetworkConfig("efficientnet_b4", depths=(1, 1, 1, 1)), "--depths 1,1,1,1: eff"),
         (lambda: ImageLossConfig(1.0), "--label_smoothing 1.0"),
         (lambda: ImageLossConfig(0.1, "keras"), "--label_smoothing_style keras"),

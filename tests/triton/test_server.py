@@ -95,6 +95,7 @@ def test_the_client_takes_nvidias_flags(server, trained, expected, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ([], "expected either --input or --inference_data"),
         (["--input=a", "--inference_data=a/test"], "expected either --input or --inference_data"),
         (
             ["--inference_data=a/test", "--dataset_config=b/model_size.json"],

@@ -315,8 +315,11 @@ def test_too_long_sequences_are_named():
     [
         (lambda: BertConfig("tiny"), "--size tiny: expected one of base, large, base_3layer"),
         (lambda: BertConfig(num_heads=7), "--num_heads 7: expected a divisor of --hidden_size 768"),
+        (lambda: BertConfig(num_layers=0), "--num_layers 0"),
         (lambda: BertConfig(vocab_size=0), "--vocab_size 0"),
+        (lambda: BertConfig(max_position_embeddings=-1), "--max_position_embeddings -1"),
         (lambda: BertConfig(hidden_dropout=1.0), "--hidden_dropout 1.0"),
+        (lambda: BertConfig(attention_dropout=-0.1), "--attention_dropout -0.1"),
         (lambda: BertConfig(norm_eps=0.0), "--norm_eps 0.0"),
         (lambda: BertForSequenceClassification(CONFIG, 0), "--num_labels 0"),
     ],
