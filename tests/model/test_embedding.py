@@ -92,13 +92,6 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_initial_values_do_not_depend_on_the_number_of_threads():
-    expected = joint(700, 5, 31)
-    torch.set_num_threads(3)
-    assert all(map(torch.equal, joint(700, 5, 31), expected))
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_initial_values_do_not_depend_on_the_default_device():
     expected = joint(7, 5)
     with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
