@@ -1,7 +1,7 @@
 """Searches training settings by successive halving, on the training rows of a dataset alone.
 
     dlrm tune --dataset DIR --output tuning [--trials 27] [--folds 5]
-    dlrm train --dataset DIR --flagfile tuning/best.flags
+    dlrm train --dataset DIR --flagfile tuning/best.flags --save_checkpoint_path run
 
 Trials are judged on held-out training rows; test and validation rows are never opened. The first
 trial is `--recipe auto`, and Optuna chooses the settings of the others, which end early if they are

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts
 from dlrm.api.training import SETTINGS, judge_settings
-from dlrm.command_line import aligned, flags_of, say, shell_line, text_of
+from dlrm.command_line import aligned, flags_of, free_name, say, shell_line, text_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
@@ -79,7 +79,8 @@ def run(options: TuneConfig) -> None:
     for line in lines:
         say(line)
     command = ["dlrm", "train", "--dataset", str(options.dataset)]
-    print(shell_line([*command, "--flagfile", str(options.output / FLAGS)]))
+    command += ["--flagfile", str(options.output / FLAGS)]
+    print(shell_line([*command, "--save_checkpoint_path", free_name("run")]))
 
 
 def _begin(options: TuneConfig, space: Space, spec: FeatureSpec) -> optuna.Study:
