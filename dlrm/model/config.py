@@ -273,8 +273,8 @@ class DLRMConfig:
 
         if self.attention_hidden != type(self).attention_hidden and not self.attended:
             raise ValueError(
-                f"--attention_hidden {_listed(self.attention_hidden)} is for lists with pooling: "
-                "attention, and the dataset has none"
+                f"--attention_hidden {self.attention_hidden} is for lists with pooling: attention, "
+                "and the dataset has none"
             )
         targets = self.field_targets or (None,) * len(self.table_sizes)
         for field, (target, pooling) in enumerate(zip(targets, self.poolings, strict=True)):

@@ -506,7 +506,7 @@ WRONG = {
     "--interaction_op cat: --ensemble dot.2": {"interaction_op": "cat", "ensemble": "dot*2"},
     "table_poolings: expected one of .* for each of 4 tables": {"table_poolings": ("sum",)},
     "table_poolings: .* got .*'max'": {"table_poolings": ("sum", "max", None, None)},
-    "--attention_hidden 9,9 is for lists with pooling: attention": {"attention_hidden": (9, 9)},
+    "--attention_hidden 9 is for lists with pooling: attention": {"attention_hidden": 9},
     "field_targets: field 1: .* table 1, which is not attended, got None": {
         "table_poolings": (None, "attention", None, None)
     },
