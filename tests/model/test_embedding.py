@@ -58,7 +58,7 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
     assert torch.equal(tables[1], expected)
 
 
-@pytest.mark.parametrize("first", [0, 3, 11, 25])
+@pytest.mark.parametrize("first", [0, 4, 12, 25])
 def test_appended_rows_are_the_last_rows_of_new_tables(first, monkeypatch):
     monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 8)
     monkeypatch.setattr("dlrm.model.tables.initial._VALUES_AT_ONCE", 9)  # of three rows

@@ -344,7 +344,7 @@ def test_bytes_that_are_no_example_are_refused():
     for wrong in (nameless, no_message, b"\x0b", b"\x15\0\0\0"):
         with pytest.raises(ValueError, match="not a tf.train.Example"):
             parse_example(wrong)
-    assert parse_example(b"\x15\0\0\0\0" + b"\x11" + b"\0" * 8 + whole) == parse_example(whole)
+    assert parse_example(b"\x15\0\0\0\0" + b"\x11" + b"\xff" * 8 + whole) == parse_example(whole)
 
 
 def test_the_sum_is_the_one_of_the_format():

@@ -184,6 +184,8 @@ def test_native_json_finds_the_errors_of_python_at_each_place():
     lines = [LINE[:end] for end in range(1, len(LINE))]
     for place, new in itertools.product(range(len(LINE)), ["", *'x"\\,:}{0. \t\1u', "\\n"]):
         lines.append(LINE[:place] + new + LINE[place + 1 :])
+    units = (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xE000, 0xFFFF)
+    lines += [f'{{"a": "\\u{a:04x}\\u{b:04X}"}}' for a, b in itertools.product(units, units)]
     assert sum(cells_of(line) is not None for line in lines) > 150
     for line in lines:
         row = cells_of(line)

@@ -233,13 +233,13 @@ def test_a_log_without_figures_is_no_result(row, run, error, said):
     assert error in record["error"]
 
 
-@pytest.mark.parametrize(("last", "code", "verdict"), [(1.0, 0, "match"), (2.0, 1, "do not match")])
-def test_losses_of_two_rows_decide_a_trend(last, code, verdict, said, capsys):
-    own = [*([2.0] * 20), 1.0]
-    of_amp, of_float32 = (losses(*own, end, average_train_throughput=9.0) for end in (last, 1.0))
-    said({"--amp": of_amp, "--noamp": of_float32})
+@pytest.mark.parametrize(("loss", "code", "verdict"), [(2.0, 0, "match"), (3.0, 1, "do not match")])
+def test_losses_of_two_rows_decide_a_trend(loss, code, verdict, said, capsys):
+    twos = [2.0] * 10
+    by_flag = {"--amp": [*twos, loss, *twos], "--noamp": [*twos, 2.0, *twos]}
+    said({flag: losses(*own, average_train_throughput=9.0) for flag, own in by_flag.items()})
     assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == code
-    gap = f"{0.1 * (last - 1) / (0.81 * 2 + 0.19):.2e}"
+    gap = f"{0.1 * (loss - 2) / 2:.2e}"
     assert f"eager-fp32 {verdict}: largest gap {gap}" in capsys.readouterr().out
     assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == code
     assert len(records()) == 2  # nothing is run again
