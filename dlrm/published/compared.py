@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from dlrm.published.jobs import RunOptions, plan_jobs
-from dlrm.published.results import Record, finished, setting_of
+from dlrm.published.results import Record, finished
 from dlrm.published.rows import BenchmarkRow, find
 from dlrm.published.runner import Records, run_job
 from dlrm.published.tables import figure_of
@@ -42,12 +42,6 @@ def trend(row: BenchmarkRow, options: RunOptions, to: Records) -> bool:
     options = replace(options, flags=(*options.flags, f"--max_steps={steps}", "--print_freq=1"))
     pair = [find(name) for name in (row.of, row.against) if name]
     first, second = (_one_run(one, options, to) for one in pair)
-    settings = setting_of(first, ("arguments",)), setting_of(second, ("arguments",))
-    if settings[0] != settings[1]:
-        raise ValueError(
-            f"{row.of} and {row.against} ran in different settings, {settings[0]} and "
-            f"{settings[1]}; run both anew in one setting"
-        )
     gap = trend_gap(first["losses"], second["losses"], steps // 5)
     verdict = "match" if gap <= _BOUND else "do not match"
     reduced = " at reduced sizes" if options.smoke else ""

@@ -162,9 +162,6 @@ def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, A
         return _parsed_batch(command, list(arguments), replicas)
     except HelpAsked:
         raise ValueError(f"--help: see {program_of(f'dlrm.scripts.{command}')} --help") from None
-    except SystemExit as ended:  # as main and dist_main end where absl finds a mistake
-        text = str(ended.code).splitlines()[0]
-        raise ValueError(text.rpartition("error: ")[2]) from None
 
 
 def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str, Any]:

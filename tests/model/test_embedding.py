@@ -58,6 +58,15 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
     assert torch.equal(tables[1], expected)
 
 
+@pytest.mark.parametrize("first", [0, 4, 12, 25])
+def test_appended_rows_are_the_last_rows_of_new_tables(first, monkeypatch):
+    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 8)
+    monkeypatch.setattr("dlrm.model.tables.initial._VALUES_AT_ONCE", 9)  # of three rows
+    found = Initial(seed=3).added_rows(0, (25, 3), first)
+    expected = [joint(rows)[0][-1] for rows in range(first + 1, 26)]
+    torch.testing.assert_close(found, torch.stack(expected) if expected else torch.empty(0, 3))
+
+
 def joint(*sizes):
     placement = Placement.of_tables(sizes, 3, [range(len(sizes))])
     return JointEmbedding(placement, range(len(sizes)), initial=Initial(seed=3)).tables()

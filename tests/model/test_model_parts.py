@@ -504,6 +504,16 @@ WRONG = {
     "--ensemble dot.0,cat: expected a number of members": {"ensemble": "dot*0,cat"},
     "--ensemble dot,sum: expected cuda_dot, dot,.* got 'sum'": {"ensemble": "dot,sum"},
     "--interaction_op cat: --ensemble dot.2": {"interaction_op": "cat", "ensemble": "dot*2"},
+    "table_poolings: expected one of .* for each of 4 tables": {"table_poolings": ("sum",)},
+    "table_poolings: .* got .*'max'": {"table_poolings": ("sum", "max", None, None)},
+    "--attention_hidden 9 is for lists with pooling: attention": {"attention_hidden": 9},
+    "field_targets: field 1: .* table 1, which is not attended, got None": {
+        "table_poolings": (None, "attention", None, None)
+    },
+    "field_targets: field 1: .* got 0": {
+        **{"table_poolings": (None, "attention", None, None)},
+        "field_targets": (None, 0, None, None),  # of another table
+    },
 }
 
 
