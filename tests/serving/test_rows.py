@@ -17,7 +17,6 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
-from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
@@ -94,31 +93,6 @@ def test_csv_cells_are_named_by_column():
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, column age: expected a number, got 'old'"):
         raw.inputs_of_text(transform, raw.text_of_lines(b"5\tx\nold\ty\n", 2))
-
-
-GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (GOOD._replace(numerical=np.zeros((2, 4), np.float32)), r"expected \[rows, 3\].*\[2, 4\]"),
-        (GOOD._replace(numerical=np.zeros((2, 3), np.int64)), "floating type, got .* of int64"),
-        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "column age: .*finite.*nan"),
-        (GOOD._replace(ids=np.zeros((3, 2), np.int64)), r"expected \[2, 2\].*got \[3, 2\]"),
-        (GOOD._replace(ids=np.zeros((2, 2))), "integer type,.* got .* of float64"),
-        (
-            GOOD._replace(ids=np.array([[0, 0], [0, 9]])),
-            r"row 1, column city \(table 1\): expected an id from 0 to 4, got 9",
-        ),
-        (GOOD._replace(ids=np.array([[-1, 0], [0, 0]])), r"column user \(table 0\): .* -1"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_named(inputs, message):
-    names = ["age", "price", "delay"], ["user", "city"]
-    check_inputs(GOOD, names, [9, 5])
-    with pytest.raises(ValueError, match=message):
-        check_inputs(inputs, names, [9, 5])
 
 
 def tensor_of(lines):

@@ -1,5 +1,6 @@
 """Text in ranges of lines, and small files together, give the dataset and errors of one file."""
 
+import itertools
 import json
 
 import numpy as np
@@ -133,7 +134,7 @@ def known(value, text):
     """Returns a value as its text and whether it is a number."""
     if value is None:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float | Written) and not isinstance(value, bool)
     return (text if number else {True: "true", False: "false"}.get(value, value), number)
 
 
@@ -155,6 +156,45 @@ def test_native_json_is_that_of_python_or_undecided(rows, end):
         found = [None if c < 0 else (texts[c], bool(column.tags[c])) for c in column.codes]
         assert found == [row.get(name) for row in expected]
     assert len(read.lines) == len(rows)
+
+
+class Written(str):
+    """A number of JSON, as it is written."""
+
+
+def cells_of(line):
+    """Returns the cells of a line as Python's json module reads them; None needs a decision."""
+    as_written = {"parse_int": Written, "parse_float": Written, "parse_constant": list}
+    try:
+        pairs = json.loads(line, object_pairs_hook=tuple, **as_written)
+        row = {name: known(value, value) for name, value in pairs}
+        "".join([*row, *(cell[0] for cell in row.values() if cell)]).encode()
+    except (ValueError, TypeError):  # no JSON, no map of cells, or half of a pair of UTF-16
+        return None
+    known_cells = all(cell is None or isinstance(cell[0], str) for cell in row.values())
+    whole = isinstance(pairs, tuple) and len(row) == len(pairs) and known_cells
+    return row if whole and not any("\n" in name for name in row) else None
+
+
+LINE = r'{"a": "\"\u00e9\uFffD\ud83d\uDE00\/", "b": -10.25E+3, "\u0063": true, "d":null,"e":0.5 }'
+
+
+@NATIVE
+def test_native_json_finds_the_errors_of_python_at_each_place():
+    lines = [LINE[:end] for end in range(1, len(LINE))]
+    for place, new in itertools.product(range(len(LINE)), ["", *'x"\\,:}{0. \t\1u', "\\n"]):
+        lines.append(LINE[:place] + new + LINE[place + 1 :])
+    units = (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0xE000, 0xFFFF)
+    lines += [f'{{"a": "\\u{a:04x}\\u{b:04X}"}}' for a, b in itertools.product(units, units)]
+    assert sum(cells_of(line) is not None for line in lines) > 150
+    for line in lines:
+        row = cells_of(line)
+        names = [*(row or "a")]
+        read = native.host.read_json(line.encode(), names, [native.DISTINCT] * len(names))
+        assert (read.outcome == native.ROWS) == (row is not None), line
+        for cell, column in zip(row.values() if row else (), read.columns, strict=True):
+            found = column.data.tobytes().decode(), *map(bool, column.tags)
+            assert found == (cell or ("",)), line
 
 
 @NATIVE
