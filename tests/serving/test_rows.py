@@ -15,6 +15,7 @@ from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
 from dlrm.serving.rows.python_rows import frame_of
@@ -182,7 +183,7 @@ def expected_row(line):
     "parser",
     [
         pytest.param(
-            "native", marks=pytest.mark.skipif(native.host is None, reason="it is not built")
+            "native", marks=pytest.mark.skipif(native.served is None, reason="it is not built")
         ),
         "numpy",
     ],
@@ -206,6 +207,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
     with pytest.MonkeyPatch.context() as patch:
         if parser == "numpy":
             patch.setattr(native, "host", None)
+            patch.setattr(native, "served", None)
         transform = Transform.from_logs(1, DICTIONARIES)
         try:
             inputs = raw.inputs_of_text(transform, raw.text_of_tensors(tensors, COLUMNS))
@@ -230,26 +232,30 @@ def test_both_parsers_name_the_same_field(monkeypatch):
 
     transform = Transform.from_logs(2, [np.array([7], np.uint32)])
     natively = problem()
-    monkeypatch.setattr(native, "host", None)
+    monkeypatch.setattr(native, "served", None)
     assert problem() == natively
     assert natively.startswith(
         "row 1, column numerical 1: expected an integer of up to 18 digits, got '-'"
     )
 
 
-@pytest.mark.skipif(native.host is None, reason="the parser is not built")
+@pytest.mark.skipif(native.served is None, reason="the parser is not built")
 @pytest.mark.parametrize(
     ("starts", "ends"), [([[0]], [[9]]), ([[-1]], [[1]]), ([[3]], [[2]]), ([[2**62]], [[2**62]])]
 )
 def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
     data, places = np.full(8, ord("1"), np.uint8), (np.array(starts), np.array(ends))
-    assert native.host.parse_fields(data, *places, 1)[2] == 0
+    none, some = native.Lookups([]), native.Lookups(3 * [IdLookup.from_dictionary(np.arange(9))])
+    assert native.encode_fields(data, *places, 1, none)[3] == 0
+    for number, lookups in ((1, some), (0, none), (2, none), (-2, some)):
+        with pytest.raises(ValueError, match="sizes do not fit"):
+            native.encode_fields(data, *places, number, lookups)
     with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.parse_fields(data, places[0], np.zeros((1, 2), np.int64), 1)
-    with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.parse_fields(data, places[0], places[1].astype(np.int32), 1)
+        native.encode_fields(data, places[0], np.zeros((1, 2), np.int64), 1, none)
+    with pytest.raises(ValueError, match="expected an array of int64 in one piece, got int32"):
+        native.encode_fields(data, places[0], places[1].astype(np.int32), 1, none)
     with pytest.raises(ValueError, match="in one piece"):
-        native.host.parse_fields(data[::2], *places, 1)
+        native.encode_fields(data[::2], *places, 1, none)
 
 
 def test_a_long_cell_is_shortened_in_the_message():

@@ -143,7 +143,7 @@ def known(value, text):
 def test_native_json_is_that_of_python_or_undecided(rows, end):
     lines = [", ".join(f'"{name}": {cell}' for name, cell in row.items()) for row in rows]
     text = "".join(f" {{{line} }}{end}" for line in lines)
-    read = native.host.read_json(text.encode(), ["a", "b"], [native.DISTINCT] * 2)
+    read = native.read_json(text.encode(), ["a", "b"], [native.DISTINCT] * 2)
     cells = {cell for row in rows for cell in row.values()}
     decided = cells.isdisjoint(("01", "NaN", "[1]", "{}", '"\\ud800"', '"'))
     assert (read.outcome == native.ROWS) == decided
@@ -211,9 +211,7 @@ def test_native_numbers_are_those_of_python():
     texts += ["7498340508754701484e-27", "3482006258135674425e-27", "7836102110467355340e-27"]
     texts += ["0", "-0", "-0.0e+5", "1.50", f"{'0' * 30}1.5"]
     block = "".join(f"{text},{text}\n" for text in ["", *texts])
-    numbers, other = native.host.read_csv(
-        block.encode(), ",", '"', 99, [native.NUMBERS] * 2
-    ).columns
+    numbers, other = native.read_csv(block.encode(), ",", '"', 99, [native.NUMBERS] * 2).columns
     assert np.isnan(numbers[0])
     assert numbers[1:].tobytes() == np.array(texts).astype(float).tobytes()
     assert numbers.tobytes() == other.tobytes()
@@ -223,7 +221,7 @@ def test_native_numbers_are_those_of_python():
 @pytest.mark.parametrize("text", ["nan", "inf", "+1", " 1", "1.", ".5", "1e", "-", "1_0", "0x1"])
 def test_other_texts_are_no_native_numbers(text):
     keep = [native.NUMBERS, native.NUMBERS]
-    column, other = native.host.read_csv(f"{text},1\n".encode(), ",", '"', 99, keep).columns
+    column, other = native.read_csv(f"{text},1\n".encode(), ",", '"', 99, keep).columns
     assert column.data.tobytes() == text.encode()
     assert other.tolist() == [1]
 
@@ -262,7 +260,7 @@ def test_bad_rows_after_other_texts_have_their_lines(row, tmp_path):
 @NATIVE
 def test_names_of_json_are_compared_without_their_escapes():
     text = r'{"a\\b": 1, "c": 2}' + "\n" + r'{"a\b": 3, "\u0063": 4}' + "\n"
-    read = native.host.read_json(text.encode(), ["a\\b", "c"], [native.NUMBERS] * 2)
+    read = native.read_json(text.encode(), ["a\\b", "c"], [native.NUMBERS] * 2)
     assert read.names == ["a\\b", "c", "a\b"]
     assert read.columns[1].tolist() == [2, 4]
     np.testing.assert_equal(read.columns[0], [1, np.nan])
