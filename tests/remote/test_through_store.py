@@ -18,8 +18,8 @@ from dlrm import manifest
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST
-from dlrm.preproc.execution import stored_work, work_folder
 from dlrm.preproc.errors import TaskError
+from dlrm.preproc.execution import stored_work, work_folder
 from dlrm.preproc.execution.spark_engine import SparkEngine
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
