@@ -121,7 +121,7 @@ class Layout:
             packed = content.view(self.row)
             return {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
         place: np.ndarray = ends[:-1] - ends[0]
-        sizes = np.full(len(rows), self.row.itemsize)
+        sizes: np.ndarray = np.full(len(rows), self.row.itemsize)
         packed = _gather(content, place, sizes).view(self.row)
         columns = {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
         place = place + self.row.itemsize
