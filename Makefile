@@ -35,7 +35,7 @@ $(FOR_DEMO): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch and what else the demo needs into $(VENV) (once, a minute and the download) =="
-	@$(PIP) torch setuptools wheel ninja
+	@$(PIP) torch setuptools wheel ninja pybind11
 	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[plots]"
 	@touch $@
 

@@ -1,8 +1,9 @@
 """Builds the native ops and log parser, where there is a C++ compiler.
 
 `dlrm/_ops_cpu.so` is built against torch's stable C++ ABI: one file serves every torch from 2.11 on
-and every Python. `dlrm/_host.so` is for preprocessing and serving, without torch, and has a plain C
-interface: it serves every Python, too. Without a compiler, or with `DLRM_NATIVE=0` in the
+and every Python. `dlrm._host` is for preprocessing and serving, without torch: a module of pybind11
+for the Python that builds it. `dlrm/_served.so` has a plain C interface for a served model, whose
+server may have any Python. Without a compiler, or with `DLRM_NATIVE=0` in the
 environment, the package is installed without them: its plain-torch references and its numpy parser
 run. A compile error fails the installation.
 
@@ -22,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -153,6 +155,21 @@ def known_architectures(compiler: str) -> list[str]:
 def host_commands() -> tuple[list[str], list[str]]:
     compiler = cpp_compiler()
     assert compiler is not None
+    if importlib.util.find_spec("pybind11") is None:
+        raise SystemExit(
+            "dlrm's native code is built with pybind11, which is not installed here. Use `pip "
+            "install pybind11` first, or set DLRM_NATIVE=0 to do without."
+        )
+    import pybind11
+
+    folders = [pybind11.get_include(), sysconfig.get_path("include")]
+    includes = [word for folder in folders for word in ("-isystem", folder)]
+    return [*compiler, *HOST_FLAGS, *includes], [*compiler, "-shared"]
+
+
+def served_commands() -> tuple[list[str], list[str]]:
+    compiler = cpp_compiler()
+    assert compiler is not None
     static = ["-static-libstdc++", "-static-libgcc"]  # a server may have older ones
     return [*compiler, *HOST_FLAGS], [*compiler, "-shared", *static]
 
@@ -217,7 +234,9 @@ build {self.built(ext)}: link_{ext.name} {" ".join(objects.values())}
         unfinished.replace(outfile)
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Returns a name without the version of Python, on which no library depends."""
+        """Returns a name with the version of Python for the one library that depends on it."""
+        if HOST.endswith(fullname):  # also asked for without its package
+            return super().get_ext_filename(fullname)
         return fullname.replace(".", "/") + ".so"
 
 
@@ -239,7 +258,8 @@ def run(command: list[str]) -> None:
 
 def extensions() -> list[Extension]:
     found = [
-        Extension(HOST, sorted(map(str, Path("csrc/host").glob("*.cpp")))),
+        Extension(HOST, ["csrc/host/host.cpp"]),
+        Extension(SERVED, ["csrc/host/served.cpp"]),
         Extension(CPU, sources),
     ]
     without_cuda = reason_to_skip_cuda()
@@ -250,9 +270,9 @@ def extensions() -> list[Extension]:
     return found
 
 
-HOST, CPU, CUDA = "dlrm._host", "dlrm._ops_cpu", "dlrm._ops_cuda"
+HOST, SERVED, CPU, CUDA = "dlrm._host", "dlrm._served", "dlrm._ops_cpu", "dlrm._ops_cuda"
 # Each returns the commands to compile and to link.
-COMMANDS = {HOST: host_commands, CPU: cpu_commands, CUDA: cuda_commands}
+COMMANDS = {HOST: host_commands, SERVED: served_commands, CPU: cpu_commands, CUDA: cuda_commands}
 sources = ["csrc/library.cpp", *sorted(map(str, Path("csrc/cpu").glob("*.cpp")))]
 reason = reason_to_skip()
 if reason:

@@ -64,7 +64,7 @@ def request(directory: Path, rows: int) -> np.ndarray:
 def side(directory: Path, with_library: bool) -> None:
     """Prints the milliseconds that one row and a batch take, and the batch's copy."""
     if not with_library:
-        native.host = None
+        native.host = native.served = None
     reader = Reader(directory, BATCH)
     found = {}
     for rows, times in ((1, 300), (BATCH, 7)):

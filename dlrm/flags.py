@@ -356,7 +356,7 @@ def version_line() -> str:
 
     An operator that was built for another machine counts; `dlrm doctor` tries them.
     """
-    from importlib import metadata  # which takes 30 ms
+    from importlib import metadata, util  # which takes 30 ms
 
     folder = Path(__file__).parent
     try:
@@ -364,7 +364,7 @@ def version_line() -> str:
     except metadata.PackageNotFoundError:
         torch = "missing"
     operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
-    parser = (folder / "_host.so").is_file()
+    parser = util.find_spec("dlrm._host") is not None
     return (
         f"dlrm {dlrm.__version__} (torch {torch}; native operators: "
         f"{' and '.join(operators) or 'none'}; log parser: {'yes' if parser else 'no'}; "

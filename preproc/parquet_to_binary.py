@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Converts Parquet that Spark transformed to NVIDIA's binary rows."""
+"""Converts Parquet that Spark transformed to NVIDIA's binary rows.
+
+Row k is row k of the Parquet, with files in order of their names.
+"""
 
 import os
 import sys
@@ -12,9 +15,8 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from dlrm.command_line import fail
+from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.logs.options import DATASET
 from dlrm.settings import REQUIRED, setting
 
 
@@ -29,13 +31,34 @@ class ParquetConfig:
 
 
 def _run(values: Values) -> None:
-    from dlrm.preproc.convert_to_binary import convert
+    import pyarrow.types as types
 
-    source = values["src_dir"]
-    if (source / DATASET).is_dir():
-        fail(f"{source}: run_spark.sh wrote no Parquet but {source / DATASET} itself")
+    from dlrm.data.clicks.layout import read_model_size
+    from dlrm.data.tables.files import PARQUET, TableFile
+    from dlrm.preproc.preset import plain_schema, prepare_preset
+    from dlrm.preproc.tables.options import TableOptions
+
+    source, tables = values["src_dir"], {}
+    for split in names.SPLITS:
+        found = sorted(path for path in (source / split).rglob("*.parquet") if path.is_file())
+        if found:
+            tables[split] = [TableFile(path, PARQUET) for path in found]
+        elif split != "validation":
+            why = "; run_spark.sh writes no Parquet but the dataset itself"
+            raise FileNotFoundError(f"{source / split}: no Parquet file{why}")
+    first = tables["train"][0].path
+    label, *columns = PARQUET.open(first, first).schema
+    numerical = [column.name for column in columns if types.is_floating(column.type)]
+    ids = [column.name for column in columns if column.name not in numerical]
+    path = source / names.MODEL_SIZE
+    sizes = read_model_size(source) if path.is_file() else [None] * len(ids)
+    if len(sizes) != len(ids):
+        raise ValueError(f"{path}: expected {len(ids)} tables, got {len(sizes)}")
+    schema = plain_schema(label.name, numerical, dict(zip(ids, sizes, strict=True)))
+    options = TableOptions(schema, output_ordering="input", output_format="binary")
     cores = os.cpu_count() or 1
-    convert(source, values["dst_dir"], min(values["parallel_jobs"] or cores, cores))
+    jobs = min(values["parallel_jobs"] or cores, cores)
+    prepare_preset(options, tables, values["dst_dir"], jobs, replace=True)
 
 
 if __name__ == "__main__":

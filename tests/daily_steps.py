@@ -35,7 +35,7 @@ def learned(folder):
     return {record["name"]: record["judged"]["auc"] for record in records}
 
 
-def _step(name, flags, log, shown, words=(), held=()):
+def _step(name, flags, log, shown, words=(), held=(), unsaid=""):
     log.write(f"$ dlrm {name}\n")
     if name == "evaluate":
         with staged_directory(flags["output"]) as made:

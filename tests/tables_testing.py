@@ -10,12 +10,14 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from inline_engine import InlineEngine
 from pyarrow import feather, orc
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
+from dlrm.preproc.errors import TaskError
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
@@ -115,6 +117,33 @@ def prepare(
             said.append,
         )
     return said
+
+
+def check_bad_row(schema, path, where, problem, output, **options):
+    """Checks that the one bad row of four is named, and that quarantine leaves it out.
+
+    Args:
+        where, problem: its place, and a part of what is said about it.
+        options: those of `prepare`.
+
+    Returns:
+        The message.
+    """
+    with pytest.raises((ValueError, TaskError)) as failed:
+        prepare(schema, [path], output, **options)
+    assert not output.exists()
+    message = str(failed.value)
+    aside = {"bad_lines": "quarantine", "max_bad_lines": 0.25, "restart": True}
+    prepare(schema, [path], output, **aside, **options)
+    (found,) = contents(output / "quarantine").values()
+    for text in (message, found.decode()):
+        assert text.startswith(where)
+        assert problem in text
+    assert "\n" not in message
+    assert message.endswith("; --bad_lines quarantine leaves such rows out")
+    assert found.count(b"\n") == 1
+    assert (output / "train" / "label.bin").stat().st_size == 3
+    return message
 
 
 def contents(folder, suffix=""):

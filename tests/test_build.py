@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -30,10 +31,13 @@ SOURCES = {  # GCC treats headers of equal content and time as one file
     "csrc/cuda/update.cu": '#include "../tensors.h"\n',
     "csrc/host/fields.h": "struct Fields;\n",
     "csrc/host/host.cpp": '#include "fields.h"\n',
+    "csrc/host/served.cpp": "",
     "dlrm/__init__.py": '__version__ = "0.0.1"\n',
     "README.md": "",
 }
 HOST = {"csrc/host/host.cpp"}
+SERVED = {"csrc/host/served.cpp"}
+MODULE = f"_host{sysconfig.get_config_var('EXT_SUFFIX')}"  # of this Python
 CPU = {"csrc/library.cpp", "csrc/cpu/gather.cpp", "csrc/cpu/update.cpp"}
 CUDA = {"csrc/cuda/gather.cu", "csrc/cuda/update.cu"}
 
@@ -72,12 +76,12 @@ def build(project, **variables):
 
 
 def test_a_header_rebuilds_what_includes_it_and_no_more(project):
-    assert build(project) == (HOST | CPU, {"_host.so", "_ops_cpu.so"})
+    assert build(project) == (HOST | SERVED | CPU, {MODULE, "_served.so", "_ops_cpu.so"})
     assert build(project) == (set(), set())
     for header, compiled, library in (
         ("csrc/tensors.h", CPU, "_ops_cpu.so"),
         ("csrc/cpu/simd.h", {"csrc/cpu/gather.cpp"}, "_ops_cpu.so"),  # included by another header
-        ("csrc/host/fields.h", HOST, "_host.so"),
+        ("csrc/host/fields.h", HOST, MODULE),
     ):
         os.utime(project / header)
         assert build(project) == (compiled, {library}), header
@@ -89,8 +93,8 @@ def test_a_header_rebuilds_what_includes_it_and_no_more(project):
 def test_other_commands_and_sources_rebuild(project):
     build(project)
     compiler = next(filter(shutil.which, ("g++", "c++", "clang++")))
-    assert build(project, CXX=f"{compiler} -DOTHER='a \"$b\"'")[0] == HOST | CPU
-    assert build(project)[0] == HOST | CPU
+    assert build(project, CXX=f"{compiler} -DOTHER='a \"$b\"'")[0] == HOST | SERVED | CPU
+    assert build(project)[0] == HOST | SERVED | CPU
     (project / "csrc/cpu/new.cpp").write_text("int added() { return 1; }\n")
     assert build(project) == ({"csrc/cpu/new.cpp"}, {"_ops_cpu.so"})
     (project / "csrc/cpu/new.cpp").unlink()
@@ -100,8 +104,8 @@ def test_other_commands_and_sources_rebuild(project):
 @needs_nvcc
 def test_a_header_rebuilds_the_cuda_sources_that_include_it_and_no_more(project):
     cuda = {"DLRM_CUDA": "1", "DLRM_CUDA_ARCHS": "90"}
-    libraries = {"_host.so", "_ops_cpu.so", "_ops_cuda.so"}
-    assert build(project, **cuda) == (HOST | CPU | CUDA, libraries)
+    libraries = {MODULE, "_served.so", "_ops_cpu.so", "_ops_cuda.so"}
+    assert build(project, **cuda) == (HOST | SERVED | CPU | CUDA, libraries)
     os.utime(project / "csrc/cuda/runtime.h")
     assert build(project, **cuda) == ({"csrc/cuda/gather.cu"}, {"_ops_cuda.so"})
 
@@ -148,7 +152,7 @@ def test_a_library_is_replaced_whole_and_an_error_leaves_the_old_one(project):
         mapped.seek(0)
         assert mapped.read() == old
     assert sorted(path.name for path in library.parent.iterdir()) == [
-        *("__init__.py", "_host.so", "_ops_cpu.so")
+        *("__init__.py", MODULE, "_ops_cpu.so", "_served.so")
     ]
     good = library.read_bytes()
     (project / "csrc/library.cpp").write_text("int library() { return nothing; }\n")
@@ -177,7 +181,7 @@ def test_a_wheel_has_no_modules_of_earlier_builds_and_names_its_python(project):
     (wheel,) = (project / "dist").iterdir()
     assert re.fullmatch(r"dlrm-0\.0\.1-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dlrm/")}
-    assert names == {"dlrm/__init__.py", "dlrm/_host.so", "dlrm/_ops_cpu.so"}
+    assert names == {*("dlrm/__init__.py", f"dlrm/{MODULE}", "dlrm/_ops_cpu.so", "dlrm/_served.so")}
 
 
 def contents(project):

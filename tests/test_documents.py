@@ -20,14 +20,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "line 7, column .*aliases expanded"),
         ("a: &a [*a]", "line 1, column 8: .* alias 'a' stands within its own node"),
         ("[" * 30000, "at most 64 deep"),
-        ("- " * 30000, "at most 64 deep"),
         ("a: !!timestamp x", "invalid YAML"),
         ("a: 2020-13-45", "invalid YAML: 'month must be in"),
         ("a: 0b" + "1" * 100_000, "invalid YAML: 'expected at most 1024 bits, got 100000'"),
         ("a: '", "line 1, column 5: invalid YAML"),
         ("x: !!python/object:os.system {}", "could not determine a constructor"),
         ("- 1", r"expected a map, got \[1\]"),
-        ("", "expected a map, got None"),
         ("a: 1\n---\nb: 2", "another document"),
     ],
 )
@@ -51,7 +49,6 @@ def test_aliases_and_levels_within_the_limits_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "at most 64 deep"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", "at most 64 deep"),
         ('{"a": ' + "9" * 5000 + "}", "no JSON: Exceeds the limit"),
         ('{\n"a": }', "line 2, column 6: no JSON"),

@@ -184,12 +184,6 @@ def test_preprocessing_and_serving_need_no_torch(root):
     subprocess.run([sys.executable, "-c", code, *modules], check=True, cwd=root)
 
 
-def test_logs_are_prepared_without_arrow(root):
-    """Its import would take a tenth of a second in each process of a run."""
-    code = "import sys, dlrm.preproc.prepare_logs; sys.exit('pyarrow' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
-
-
 def test_no_folder_has_more_modules_than_fit_the_eye(root):
     crowded = {
         str(folder.relative_to(root)): count

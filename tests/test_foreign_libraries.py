@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from dlrm import ops
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
 
+MODULE = f"_host{sysconfig.get_config_var('EXT_SUFFIX')}"  # of this Python
 GARBAGE = b"\x7fELF of another machine"
 LINE = b"1\t5\t\tdeadbeef\t0a\n"
 USE = """
@@ -30,7 +32,7 @@ def package(tmp_path, root):
     """Returns a folder with a copy of the package whose libraries cannot be loaded."""
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(root / "dlrm", tmp_path / "dlrm", ignore=ignored)
-    for name in ("_ops_cpu.so", "_host.so"):
+    for name in ("_ops_cpu.so", "_served.so", MODULE):
         Path(tmp_path, "dlrm", name).write_bytes(GARBAGE)
     return tmp_path
 
@@ -47,11 +49,12 @@ def test_libraries_that_cannot_be_loaded_are_named_and_the_results_are_the_same(
         text=True,
         check=True,
     )
-    operators, parser = done.stderr.splitlines()
+    parser, served, operators = sorted(done.stderr.splitlines())
     assert "plain-torch references run instead of the native ops" in operators
     assert "dlrm/_ops_cpu.so" in operators
-    assert "numpy parses rows instead of the native parser" in parser
-    assert "dlrm/_host.so" in parser
+    for line, name in ((parser, MODULE), (served, "_served.so")):
+        assert "numpy parses rows instead of the native parser" in line
+        assert f"dlrm/{name}" in line
     native, lines, products = torch.load(found, weights_only=False)
     assert not native
     torch.testing.assert_close(products, ops.dot_interaction(dense, embeddings))

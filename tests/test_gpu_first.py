@@ -197,44 +197,24 @@ def test_without_nvcc_one_line_says_so_before_the_hour_begins(home, tmp_path, mo
     assert gpu_first.why_not_built() is None
 
 
-@pytest.mark.slow
 def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
-    memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")
-    kept, *unkept = memcheck.commands
-    assert all("PYTORCH_NO_CUDA_MEMORY_CACHING=1" in command for command in unkept)
+    todo = {step.name: step.commands for step in gpu_first.steps(options(tmp_path))}
+    kept, *unkept = todo["memcheck"]
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in kept
-    assert all("--report-api-errors no" in " ".join(command) for command in memcheck.commands)
-    text = (root / "tests/ops/test_cuda.py").read_text()
-    functions = re.split(r"^(?=@pytest|def )", text, flags=re.M)
-    recording = {
-        re.search(r"def (\w+)", function)[1]
-        for function in functions
-        if "torch.cuda.graph(" in function
-    }
+    for command in unkept:
+        assert "PYTORCH_NO_CUDA_MEMORY_CACHING=1" in command
+        assert "not captures" in command[-1]
+    assert all("--report-api-errors no" in " ".join(command) for command in todo["memcheck"])
+    words = {word for commands in todo.values() for command in commands for word in command}
+    found = [word.partition("::") for word in words if word.startswith("tests/")]
+    assert all(name in (root / path).read_text() for path, _, name in found if name)
+    assert all((root / path).exists() for path, *_ in found)
+    functions = (root / "tests/ops/test_cuda.py").read_text().split("\n\n\n")
+    recording = [function for function in functions if "torch.cuda.graph(" in function]
     assert len(recording) >= 2
-    parts = [collected(root, command) for command in unkept]
-    assert not recording & set().union(*parts)
-    assert all(parts)
-    assert recording < collected(root, kept)  # and tests of recorded steps
-
-
-@pytest.mark.slow
-def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
-    graphs = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "graphs")
-    usual, failing = (collected(root, command) for command in graphs.commands)
-    assert failing == {"test_recording_what_waits_for_the_device_fails"}
-    assert len(usual) > 5
-    assert not usual & failing
-
-
-def collected(root, command):
-    """Returns the names of the tests that a step's command selects; all need a GPU."""
-    words = command[command.index("pytest") + 1 :]
-    done = forked.succeed("pytest", *words, "--collect-only", cwd=root)
-    lines = [line for line in done.stdout.splitlines() if "::" in line]
-    assert lines
-    assert all(re.search(r"\[(.*-)?cuda\b", line) for line in lines)
-    return {line.partition("::")[2].partition("[")[0] for line in lines}
+    assert all("@pytest.mark.captures" in function for function in recording)
+    usual, failing = todo["graphs"]  # a recording that fails has a process of its own
+    assert usual[usual.index("--deselect") + 1] in failing
 
 
 @pytest.mark.parametrize(

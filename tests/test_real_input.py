@@ -53,19 +53,14 @@ def documented_commands(heading: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line and line[0] != "#"]
 
 
-def needs_java() -> None:
-    if shutil.which("java") is None:
-        pytest.skip("no Java, which Spark needs")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "engine"),
     [(150_000, "local"), pytest.param(700_000, "spark", marks=pytest.mark.spark)],
 )
 def test_the_demo_comes_close_to_the_planted_best(tmp_path, rows, engine):
-    if engine == "spark":
-        needs_java()
+    if engine == "spark" and shutil.which("java") is None:
+        pytest.skip("no Java, which Spark needs")
     flags = [f"--output={tmp_path}", f"--rows={rows}", f"--engine={engine}"]
     shown = run(["dlrm", "demo", *flags], tmp_path)
     auc, best = (

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <bit>
+#include <string>
+#include <string_view>
 
 #include "text_cells.h"
 
@@ -78,18 +80,16 @@ class Marks {
 
 class CsvReader {
  public:
-  CsvReader(const char* text, int64_t size, const CsvFormat& format, CellBlock& block)
-      : place_(text),
-        end_(text + size),
+  CsvReader(std::string_view text, const CsvFormat& format, CellBlock& block)
+      : place_(text.data()),
+        end_(place_ + text.size()),
         format_(format),
-        marks_(text, size, '\n', format.delimiter,
+        marks_(place_, text.size(), '\n', format.delimiter,
                format.quote < 0 ? '\n' : static_cast<char>(format.quote)),
         block_(block) {}
 
   void read() {
     while (place_ != end_ && block_.outcome != Outcome::kUndecided) read_line();
-    if (unquoted_.failed) block_.outcome = Outcome::kNoMemory;
-    unquoted_.release();
   }
 
  private:
@@ -101,7 +101,7 @@ class CsvReader {
 
   void read_line() {
     const char* line = place_;
-    const int64_t width = block_.columns.size;
+    const int64_t width = block_.columns.size();
     int64_t column = 0;
     ++block_.num_lines;
     for (bool last = false; !last; ++column) {
@@ -119,7 +119,7 @@ class CsvReader {
       }
     }
     if (column != width) block_.outcome = Outcome::kWidths;
-    block_.lines.add(block_.num_lines);
+    block_.lines.push_back(block_.num_lines);
   }
 
   bool read_cell(Cell* cell, const char** mark) {
@@ -144,12 +144,12 @@ class CsvReader {
     }
     *cell = {begin, *mark, true};
     if (doubled) {
-      unquoted_.size = 0;
+      unquoted_.clear();
       for (const char* p = begin; p != *mark; ++p) {
-        unquoted_.add(*p);
+        unquoted_.push_back(*p);
         p += is_quote(p);
       }
-      *cell = {unquoted_.begin(), unquoted_.end(), true};
+      *cell = {unquoted_.data(), unquoted_.data() + unquoted_.size(), true};
     }
     const char* after = *mark + 1;
     *mark = marks_.next();
@@ -166,7 +166,7 @@ class CsvReader {
   CsvFormat format_;
   Marks marks_;
   CellBlock& block_;
-  Buffer<char> unquoted_;  // the text of a cell with quotes
+  std::string unquoted_;  // the text of a cell with quotes
 };
 
 }  // namespace dlrm::host

@@ -1,12 +1,17 @@
-// The library dlrm/_host.so: the work of preprocessing and serving per byte of a log. No torch.
+// The module dlrm._host: the work of preprocessing and serving per byte of a log. No torch.
 //
-// Its interface is plain C, so that one file works with every Python. dlrm/data/sources/native.py
-// is its only caller: it makes the arrays, checks types and sizes, and passes pointers.
-#include <iterator>
-#include <new>
+// Functions take and return arrays of NumPy, and release the interpreter's lock while they work.
+// The names of results are in dlrm/data/sources/native.py.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "csv_block.h"
-#include "fields.h"
 #include "half.h"
 #include "id_lookup.h"
 #include "json_block.h"
@@ -14,178 +19,200 @@
 #include "number_text.h"
 #include "text_hash.h"
 
-#define DLRM_EXPORT extern "C" __attribute__((visibility("default")))
-
-using dlrm::host::CellBlock;
+namespace py = pybind11;
 
 namespace {
 
-// A table of ids in the form of native.py; `ids` have `id_bytes` bytes each.
-struct TableView {
-  const uint64_t* hashes;
-  const void* ids;
-  const int64_t* directory;
-  int64_t places;
-  int64_t id_bytes;
-};
+using namespace dlrm::host;
 
-// The ids of some numbers; the id of row i is written to `output[i * stride]`.
-template <typename Id, typename Output>
-void look_up(const TableView& view, int64_t rows, const uint64_t* values, const uint8_t* missing,
-             Output* output, int64_t stride) {
-  const dlrm::host::IdTable<Id> table(view.hashes, static_cast<const Id*>(view.ids), view.directory,
-                                      view.places);
-  for (int64_t row = 0; row < rows; ++row) {
-    output[row * stride] = missing[row] ? Id{0} : table.find(values[row]);
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <typename Work>
+auto without_lock(const Work& work) {
+  py::gil_scoped_release released;
+  return work();
+}
+
+void expect_size(const char* name, const py::array& array, int64_t size) {
+  if (array.size() != size) {
+    throw py::value_error("sizes do not fit: expected " + std::to_string(size) + " " + name +
+                          ", got " + std::to_string(array.size()));
   }
 }
 
-// Returns a new block of columns; nullptr without memory.
-CellBlock* new_block(int64_t width, const uint8_t* keep) {
-  void* place = std::malloc(sizeof(CellBlock));
-  return place == nullptr ? nullptr : new (place) CellBlock(width, keep);
+// Returns a vector as an array, without a copy.
+template <typename T>
+py::array_t<T> owned(std::vector<T> vector) {
+  auto* kept = new std::vector<T>(std::move(vector));
+  py::capsule owner(kept, [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
+  return py::array_t<T>(kept->size(), kept->data(), owner);
+}
+
+// Returns labels, integers, hashes, missing, rows, and the start of the first bad line or None.
+// Arrays have room for all lines; those after `rows` are without meaning.
+py::tuple lines_of(const py::bytes& bytes, int64_t num_numerical, int64_t num_categorical,
+                   bool labeled) {
+  const std::string_view text = bytes;
+  const char *begin = text.data(), *end = begin + text.size();
+  const int64_t rows = without_lock([&] { return count_lines(begin, end); });
+  Array<bool> labels(rows);
+  Array<int64_t> integers({num_numerical, rows});
+  Array<uint64_t> hashes({num_categorical, rows});
+  Array<bool> missing({num_numerical + num_categorical, rows});
+  ParsedLines lines{num_numerical,
+                    num_categorical,
+                    labeled,
+                    rows,
+                    labels.mutable_data(),
+                    integers.mutable_data(),
+                    hashes.mutable_data(),
+                    missing.mutable_data()};
+  const char* stopped = without_lock([&] { return parse_lines(begin, end, lines); });
+  std::optional<int64_t> bad_at;
+  if (stopped != end) bad_at = stopped - begin;
+  return py::make_tuple(labels, integers, hashes, missing, lines.parsed, bad_at);
+}
+
+// Returns the ids of numbers in the table of an `IdLookup`.
+template <typename Id>
+Array<Id> ids_of(const Array<uint64_t>& numbers, const Array<bool>& missing,
+                 const Array<uint64_t>& hashes, const Array<Id>& ids,
+                 const Array<int64_t>& directory) {
+  expect_size("values of missing", missing, numbers.size());
+  Array<Id> found(numbers.size());
+  const IdTable<Id> table(hashes.data(), ids.data(), directory.data(), directory.size());
+  const uint64_t* of_rows = numbers.data();
+  const bool* are_missing = missing.data();
+  Id* output = found.mutable_data();
+  without_lock(
+      [&, rows = numbers.size()] { look_up(table, rows, of_rows, are_missing, output, 1); });
+  return found;
+}
+
+// Returns `function(begin, end)` of each text `data[starts[i]:ends[i]]`.
+template <typename Result, typename Function>
+Array<Result> of_texts(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                       const Array<int64_t>& ends, const Function& function) {
+  const int64_t rows = starts.size(), size = data.size();
+  expect_size("ends", ends, rows);
+  Array<Result> results(rows);
+  const uint8_t* bytes = data.data();
+  const int64_t *begin = starts.data(), *end = ends.data();
+  Result* output = results.mutable_data();
+  const bool within = without_lock([&] {
+    for (int64_t i = 0; i < rows; ++i) {
+      if (begin[i] < 0 || begin[i] > end[i] || end[i] > size) return false;
+      output[i] = function(bytes + begin[i], bytes + end[i]);
+    }
+    return true;
+  });
+  if (!within) {
+    throw py::value_error("sizes do not fit: expected texts within " + std::to_string(size) +
+                          " bytes");
+  }
+  return results;
+}
+
+Array<uint64_t> hash_texts(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                           const Array<int64_t>& ends) {
+  return of_texts<uint64_t>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
+    return hash_text(begin, end - begin);
+  });
+}
+
+// Says which texts are numbers in plain notation.
+Array<bool> are_numbers(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                        const Array<int64_t>& ends) {
+  return of_texts<bool>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
+    return is_number(reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end));
+  });
+}
+
+// Returns float32 as float16, for which NumPy takes ten times as long.
+py::array halves_of(const Array<float>& values) {
+  const py::dtype half("e");
+  if (!has_half()) return values.attr("astype")(half);
+  py::array halves(half, std::vector<py::ssize_t>(values.shape(), values.shape() + values.ndim()));
+  const float* from = values.data();
+  auto* to = static_cast<uint16_t*>(halves.mutable_data());
+  without_lock([&, size = values.size()] { to_half(from, size, to); });
+  return halves;
+}
+
+py::object column_of(CellColumn column) {
+  switch (column.keep) {
+    case Keep::kNumbers:
+      return owned(std::move(column.numbers));
+    case Keep::kTexts:
+    case Keep::kDistinct:
+      return py::make_tuple(
+          column.keep == Keep::kTexts ? py::none() : py::object(owned(std::move(column.codes))),
+          owned(std::move(column.offsets)), owned(std::move(column.data)),
+          owned(std::move(column.tags)));
+    default:
+      return py::none();
+  }
+}
+
+// Returns a block of cells as `TextBlock` has it, whose columns are arrays of numbers, tuples as in
+// `Texts`, or None. It is read once more if columns of numbers have other cells, which are then
+// kept as `otherwise` says.
+template <typename Read>
+py::tuple cells_of(std::vector<uint8_t> keep, Keep otherwise, const Read& read) {
+  CellBlock block = without_lock([&] {
+    while (true) {
+      CellBlock found(keep);
+      read(found);
+      bool again = false;
+      for (size_t i = 0; found.outcome == Outcome::kRows && i < keep.size(); ++i) {
+        if (keep[i] == static_cast<uint8_t>(found.columns[i].keep)) continue;
+        keep[i] = static_cast<uint8_t>(otherwise), again = true;
+      }
+      if (!again) return found;
+    }
+  });
+  py::list columns;
+  if (block.outcome == Outcome::kRows) {
+    for (size_t i = 0; i < keep.size(); ++i) columns.append(column_of(std::move(block.columns[i])));
+  }
+  return py::make_tuple(static_cast<int>(block.outcome), owned(std::move(block.lines)),
+                        block.num_lines, block.names, columns);
+}
+
+py::tuple read_csv(const py::bytes& bytes, char delimiter, std::optional<char> quote,
+                   int64_t longest_line, const std::vector<uint8_t>& keep) {
+  const std::string_view text = bytes;
+  const CsvFormat format{delimiter, quote ? static_cast<uint8_t>(*quote) : -1, longest_line};
+  return cells_of(keep, Keep::kTexts,
+                  [&](CellBlock& block) { CsvReader(text, format, block).read(); });
+}
+
+py::tuple read_json(const py::bytes& bytes, const std::vector<std::string>& names,
+                    const std::vector<uint8_t>& keep) {
+  if (names.size() != keep.size()) throw py::value_error("expected as many names as columns");
+  const std::string_view text = bytes;
+  return cells_of(keep, Keep::kDistinct,
+                  [&](CellBlock& block) { JsonReader(text, names, block).read(); });
 }
 
 }  // namespace
 
-// Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 5; }
+PYBIND11_MODULE(_host, module) {
+  // Arrays of another type are refused, not converted.
+  const auto exact = [](const char* name) { return py::arg(name).noconvert(); };
 
-DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
-  return dlrm::host::count_lines(text, text + size);
-}
-
-// Parses lines up to the first unreadable one; returns its start, or -1.
-DLRM_EXPORT int64_t dlrm_parse_lines(const char* text, int64_t size,
-                                     dlrm::host::ParsedLines* lines) {
-  const char* stopped = dlrm::host::parse_lines(text, text + size, *lines);
-  return stopped == text + size ? -1 : stopped - text;
-}
-
-// Parses fields; returns `row * columns + column` of the first unreadable one, or -1.
-DLRM_EXPORT int64_t dlrm_parse_fields(const dlrm::host::Fields* fields, uint64_t* values,
-                                      uint8_t* missing) {
-  return dlrm::host::parse_fields(*fields, values, missing);
-}
-
-// Looks numbers up in one table; `output` has ids of its type.
-DLRM_EXPORT void dlrm_look_up(const TableView* table, int64_t rows, const uint64_t* values,
-                              const uint8_t* missing, void* output) {
-  switch (table->id_bytes) {
-    case 1:
-      return look_up<int8_t>(*table, rows, values, missing, static_cast<int8_t*>(output), 1);
-    case 2:
-      return look_up<int16_t>(*table, rows, values, missing, static_cast<int16_t*>(output), 1);
-    default:
-      return look_up<int32_t>(*table, rows, values, missing, static_cast<int32_t*>(output), 1);
-  }
-}
-
-// Looks up `[tables, rows]` numbers, each row of them in its table; `output` is `[rows, tables]`.
-DLRM_EXPORT void dlrm_look_up_rows(const TableView* tables, int64_t num_tables, int64_t rows,
-                                   const uint64_t* values, const uint8_t* missing,
-                                   int32_t* output) {
-  for (int64_t t = 0; t < num_tables; ++t, values += rows, missing += rows) {
-    switch (tables[t].id_bytes) {
-      case 1:
-        look_up<int8_t>(tables[t], rows, values, missing, output + t, num_tables);
-        break;
-      case 2:
-        look_up<int16_t>(tables[t], rows, values, missing, output + t, num_tables);
-        break;
-      default:
-        look_up<int32_t>(tables[t], rows, values, missing, output + t, num_tables);
-    }
-  }
-}
-
-// Hashes texts `data[starts[i], ends[i])`.
-DLRM_EXPORT void dlrm_hash_texts(const uint8_t* data, int64_t rows, const int64_t* starts,
-                                 const int64_t* ends, uint64_t* hashes) {
-  for (int64_t i = 0; i < rows; ++i) {
-    hashes[i] = dlrm::host::hash_text(data + starts[i], ends[i] - starts[i]);
-  }
-}
-
-// Says which of the texts `data[starts[i], ends[i])` are numbers in plain notation.
-DLRM_EXPORT void dlrm_are_numbers(const char* data, int64_t rows, const int64_t* starts,
-                                  const int64_t* ends, uint8_t* are) {
-  for (int64_t i = 0; i < rows; ++i) {
-    are[i] = dlrm::host::is_number(data + starts[i], data + ends[i]);
-  }
-}
-
-// Rounds numbers to half precision; returns whether this processor can.
-DLRM_EXPORT int64_t dlrm_to_half(const float* values, int64_t size, uint16_t* halves) {
-  if (!dlrm::host::has_half()) return 0;
-  dlrm::host::to_half(values, size, halves);
-  return 1;
-}
-
-// Splits a block of CSV into columns, of which `keep` says what to keep; nullptr without memory.
-// The caller frees the block by `dlrm_free_cells`.
-DLRM_EXPORT CellBlock* dlrm_read_csv(const char* text, int64_t size, int64_t delimiter,
-                                     int64_t quote, int64_t longest_line, int64_t width,
-                                     const uint8_t* keep) {
-  CellBlock* block = new_block(width, keep);
-  if (block == nullptr) return nullptr;
-  const dlrm::host::CsvFormat format{static_cast<char>(delimiter), static_cast<int>(quote),
-                                     longest_line};
-  dlrm::host::CsvReader(text, size, format, *block).read();
-  block->finish();
-  return block;
-}
-
-// Reads a block of JSON lines; the names of columns each end with a line feed. See `dlrm_read_csv`.
-DLRM_EXPORT CellBlock* dlrm_read_json(const char* text, int64_t size, const char* names,
-                                      int64_t width, const uint8_t* keep) {
-  CellBlock* block = new_block(width, keep);
-  if (block == nullptr) return nullptr;
-  dlrm::host::JsonReader(text, size, names, *block).read();
-  block->finish();
-  return block;
-}
-
-// Writes the outcome of a block, its rows, its lines, its columns, and the bytes of their names.
-DLRM_EXPORT void dlrm_cells_facts(const CellBlock* block, int64_t* facts) {
-  const int64_t all[] = {static_cast<int64_t>(block->outcome), block->lines.size, block->num_lines,
-                         block->columns.size, block->names.size};
-  std::copy(std::begin(all), std::end(all), facts);
-}
-
-// Copies the lines of the rows, and the names of the columns, which each end with a line feed.
-DLRM_EXPORT void dlrm_cells_rows(const CellBlock* block, int64_t* lines, char* names) {
-  std::copy(block->lines.begin(), block->lines.end(), lines);
-  std::copy(block->names.begin(), block->names.end(), names);
-}
-
-// Writes the cells of each column, its texts, their bytes, and whether it keeps numbers,
-// `[columns, 4]`.
-DLRM_EXPORT void dlrm_column_facts(const CellBlock* block, int64_t* facts) {
-  for (const dlrm::host::CellColumn& column : block->columns) {
-    *facts++ = column.codes.size, *facts++ = column.ends.size, *facts++ = column.data.size;
-    *facts++ = column.keep == dlrm::host::Keep::kNumbers;
-  }
-}
-
-// Copies a column: indices, ends, bytes and tags of its texts; without indices and tags if it keeps
-// all texts.
-DLRM_EXPORT void dlrm_copy_column(const CellBlock* block, int64_t column, int32_t* codes,
-                                  int32_t* ends, char* data, uint8_t* tags) {
-  const dlrm::host::CellColumn& cells = block->columns[column];
-  std::copy(cells.codes.begin(), cells.codes.end(), codes);
-  std::copy(cells.ends.begin(), cells.ends.end(), ends);
-  std::copy(cells.data.begin(), cells.data.end(), data);
-  std::copy(cells.tags.begin(), cells.tags.end(), tags);
-}
-
-// Copies the numbers of a column that keeps them.
-DLRM_EXPORT void dlrm_copy_numbers(const CellBlock* block, int64_t column, double* numbers) {
-  const dlrm::host::CellColumn& cells = block->columns[column];
-  std::copy(cells.numbers.begin(), cells.numbers.end(), numbers);
-}
-
-DLRM_EXPORT void dlrm_free_cells(CellBlock* block) {
-  block->release();
-  std::free(block);
+  module.def("parse_lines", &lines_of);
+  const auto define_look_up = [&](auto* function) {
+    module.def("look_up", function, exact("numbers"), exact("missing"), exact("hashes"),
+               exact("ids"), exact("directory"));
+  };
+  define_look_up(&ids_of<int8_t>);
+  define_look_up(&ids_of<int16_t>);
+  define_look_up(&ids_of<int32_t>);
+  module.def("hash_texts", &hash_texts, exact("data"), exact("starts"), exact("ends"));
+  module.def("are_numbers", &are_numbers, exact("data"), exact("starts"), exact("ends"));
+  module.def("to_half", &halves_of, exact("values"));
+  module.def("read_csv", &read_csv);
+  module.def("read_json", &read_json);
 }

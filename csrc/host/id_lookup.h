@@ -38,4 +38,14 @@ class IdTable {
   int bits_ = 0;
 };
 
+// Writes the ids of numbers: that of row i is `output[i * stride]`. `IdLookup` in
+// dlrm/data/transform/lookup.py has checked that the table's arrays fit together.
+template <typename Id, typename Output>
+void look_up(const IdTable<Id>& table, int64_t rows, const uint64_t* numbers, const bool* missing,
+             Output* output, int64_t stride) {
+  for (int64_t row = 0; row < rows; ++row) {
+    output[row * stride] = missing[row] ? Id{0} : table.find(numbers[row]);
+  }
+}
+
 }  // namespace dlrm::host

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <bit>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "text_cells.h"
 
@@ -41,15 +43,11 @@ enum class JsonTag : uint8_t {
 
 class JsonReader {
  public:
-  // Names of the block's columns each end with a line feed; other columns are added to the block,
-  // and not kept.
-  JsonReader(const char* text, int64_t size, const char* names, CellBlock& block)
-      : p_(text), end_(text + size), block_(block) {
-    while (names_.size < block.columns.size) {
-      const char* end = std::strchr(names, '\n');
-      add_name({names, static_cast<size_t>(end - names)});
-      names = end + 1;
-    }
+  // Other columns than those of the names, which are the block's, are added to the block and not
+  // kept.
+  JsonReader(std::string_view text, const std::vector<std::string>& names, CellBlock& block)
+      : p_(text.data()), end_(p_ + text.size()), block_(block) {
+    for (const std::string& name : names) add_name(name);
   }
 
   void read() {
@@ -63,36 +61,20 @@ class JsonReader {
       }
       if (p_ != end_ && *p_++ != '\n') return undecided();
     }
-    release();
   }
 
  private:
-  struct Name {
-    int64_t begin, end;  // in the block's names
-    int64_t last_row;    // with the column
-    bool plain;          // whether it is written as it is, between quotes
+  struct Column {
+    int64_t last_row;  // with the column
+    bool plain;        // whether the name is written as it is, between quotes
   };
 
-  void undecided() {
-    block_.outcome = Outcome::kUndecided;
-    release();
-  }
-
-  void release() {
-    if (names_.failed || unescaped_.failed) block_.outcome = Outcome::kNoMemory;
-    names_.release(), unescaped_.release();
-  }
+  void undecided() { block_.outcome = Outcome::kUndecided; }
 
   void add_name(std::string_view name) {
-    const int64_t begin = block_.names.size;
-    block_.names.add(name.data(), name.size());
     const char* last = name.data() + name.size();
-    names_.add({begin, block_.names.size, -1, find_end_of_plain(name.data(), last) == last});
-    block_.names.add('\n');
-  }
-
-  bool is(const Name& column, std::string_view name) const {
-    return name == std::string_view(block_.names.data + column.begin, column.end - column.begin);
+    columns_.push_back({-1, find_end_of_plain(name.data(), last) == last});
+    block_.names.emplace_back(name);
   }
 
   void skip_blanks() {
@@ -121,17 +103,18 @@ class JsonReader {
 
   // Adds missing values of a row, and the row.
   void fill_row() {
-    for (int64_t i = 0; i < names_.size; ++i) {
-      if (names_[i].last_row != block_.lines.size) block_.columns[i].add_missing();
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      if (columns_[i].last_row != num_rows()) block_.columns[i].add_missing();
     }
-    block_.lines.add(block_.num_lines);
+    block_.lines.push_back(block_.num_lines);
   }
 
   // Reads a name behind its first quote; returns its column, or -1 as `column_of` does.
   int64_t read_name(int64_t expected) {
-    if (expected < names_.size && names_[expected].plain) {
-      const int64_t size = names_[expected].end - names_[expected].begin;
-      if (end_ - p_ > size && p_[size] == '"' && is(names_[expected], {p_, size_t(size)})) {
+    if (expected < num_columns() && columns_[expected].plain) {
+      const std::string& name = block_.names[expected];
+      const auto size = static_cast<int64_t>(name.size());
+      if (end_ - p_ > size && p_[size] == '"' && name == std::string_view(p_, size)) {
         p_ += size + 1;
         return column_in_row(expected);
       }
@@ -140,16 +123,14 @@ class JsonReader {
     return read_string(&name) ? column_of(name, expected) : -1;
   }
 
-  // Returns the column of a name, which it adds; -1 if the row has it already, or it has two lines.
+  // Returns the column of a name, which it adds; -1 if the row has it already.
   int64_t column_of(std::string_view name, int64_t expected) {
     int64_t column = expected;
-    if (column >= names_.size || !is(names_[column], name)) {
-      for (column = 0; column < names_.size && !is(names_[column], name);) ++column;
-      if (column == names_.size) {
-        if (name.find('\n') != name.npos) return -1;
+    if (column >= num_columns() || block_.names[column] != name) {
+      for (column = 0; column < num_columns() && block_.names[column] != name;) ++column;
+      if (column == num_columns()) {
         add_name(name);
-        if (!block_.columns.add(CellColumn{Keep::kNothing})) return -1;
-        if (names_.size != block_.columns.size) return -1;
+        block_.columns.push_back({Keep::kNothing});
       }
     }
     return column_in_row(column);
@@ -157,10 +138,14 @@ class JsonReader {
 
   // Returns a column, or -1 if the row has it already.
   int64_t column_in_row(int64_t column) {
-    if (names_[column].last_row == block_.lines.size) return -1;
-    names_[column].last_row = block_.lines.size;
+    if (columns_[column].last_row == num_rows()) return -1;
+    columns_[column].last_row = num_rows();
     return column;
   }
+
+  int64_t num_columns() const { return std::ssize(columns_); }
+
+  int64_t num_rows() const { return std::ssize(block_.lines); }
 
   bool read_value(CellColumn& column) {
     skip_blanks();
@@ -236,19 +221,18 @@ class JsonReader {
       *text = std::string_view(begin, p_++ - begin);
       return true;
     }
-    unescaped_.size = 0;
-    unescaped_.add(begin, p_ - begin);
+    unescaped_.assign(begin, p_);
     while (p_ != end_ && *p_ != '"') {
       if (static_cast<uint8_t>(*p_) < 0x20) return false;
       if (*p_ != '\\') {
-        unescaped_.add(*p_++);
+        unescaped_.push_back(*p_++);
       } else if (++p_; !read_escape()) {
         return false;
       }
     }
     if (p_ == end_) return false;
     ++p_;
-    *text = {unescaped_.data, static_cast<size_t>(unescaped_.size)};
+    *text = unescaped_;
     return true;
   }
 
@@ -259,7 +243,7 @@ class JsonReader {
     constexpr std::string_view kKinds = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
     const size_t place = kKinds.find(kind);
     if (place == std::string_view::npos) return false;
-    unescaped_.add(kMeanings[place]);
+    unescaped_.push_back(kMeanings[place]);
     return true;
   }
 
@@ -274,7 +258,7 @@ class JsonReader {
       if (!read_hexadecimal(&low) || low < 0xDC00 || low >= 0xE000) return false;
       code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
-    const auto add = [this](uint32_t byte) { unescaped_.add(static_cast<char>(byte)); };
+    const auto add = [this](uint32_t byte) { unescaped_.push_back(static_cast<char>(byte)); };
     if (code < 0x80) {
       add(code);
     } else if (code < 0x800) {
@@ -303,8 +287,8 @@ class JsonReader {
   const char* p_;
   const char* end_;
   CellBlock& block_;
-  Buffer<Name> names_;  // of the columns
-  Buffer<char> unescaped_;
+  std::vector<Column> columns_;
+  std::string unescaped_;
 };
 
 }  // namespace dlrm::host

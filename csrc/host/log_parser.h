@@ -11,23 +11,25 @@
 
 namespace dlrm::host {
 
-// Columns to fill, `[columns, capacity]`; the caller owns them. Bytes are booleans.
-// dlrm/data/sources/native.py has the same structure.
+// Columns to fill, `[columns, capacity]`; the caller owns them.
 struct ParsedLines {
   int64_t num_numerical;
   int64_t num_categorical;
-  int64_t labeled;
+  bool labeled;
   int64_t capacity;
-  uint8_t* labels;
+  bool* labels;
   int64_t* integers;
   uint64_t* hashes;
-  uint8_t* missing;  // of the integers, then of the hashes
+  bool* missing;  // of the integers, then of the hashes
   int64_t parsed = 0;
 };
 
 inline int64_t count_lines(const char* begin, const char* end) {
-  int64_t lines = begin == end || end[-1] == '\n' ? 0 : 1;
-  for (const char* p = begin; p != end; ++p) lines += *p == '\n';
+  int64_t lines = 0;
+  for (const char* p = begin; p != end; ++lines) {
+    const auto* last = static_cast<const char*>(std::memchr(p, '\n', end - p));
+    p = last == nullptr ? end : last + 1;
+  }
   return lines;
 }
 
@@ -63,7 +65,7 @@ inline bool eight_digits(uint64_t text, uint64_t* value) {
 // Each reader starts at a field, moves the pointer behind it, and returns false if it is not a
 // number. An empty field is read as 0, and sets `missing`.
 
-inline bool read_integer(const char*& p, const char* end, int64_t* value, uint8_t* missing) {
+inline bool read_integer(const char*& p, const char* end, int64_t* value, bool* missing) {
   const bool negative = p != end && *p == '-';
   const char* first = p += negative;
   uint64_t number = 0;
@@ -77,13 +79,13 @@ inline bool read_integer(const char*& p, const char* end, int64_t* value, uint8_
   return p - first <= kMaxDecimalDigits && !(negative && p == first);
 }
 
-inline bool read_hash(const char*& p, const char* end, uint64_t* value, uint8_t* missing) {
+inline bool read_hash(const char*& p, const char* end, uint64_t* value, bool* missing) {
   if constexpr (std::endian::native == std::endian::little) {
     if (end - p > 8 && (p[8] == '\t' || p[8] == '\n')) {
       uint64_t text;
       std::memcpy(&text, p, 8);
       if (eight_digits(text, value)) {
-        *missing = 0;
+        *missing = false;
         p += 8;
         return true;
       }
@@ -116,17 +118,17 @@ inline bool parse_line(const char*& p, const char* end, ParsedLines& lines) {
     p += more;
     return more || at_line_end(p, end);
   };
-  lines.labels[row] = 0;
+  lines.labels[row] = false;
   if (lines.labeled) {
     if (*p != '0' && *p != '1') return false;
     lines.labels[row] = *p++ == '1';
     if (!next_field()) return false;
   }
-  uint8_t* missing = lines.missing + row;
+  bool* missing = lines.missing + row;
   for (int64_t i = 0; i < lines.num_numerical; ++i, missing += rows) {
     int64_t* value = lines.integers + i * rows + row;
     if (!more) {
-      *value = 0, *missing = 1;
+      *value = 0, *missing = true;
     } else if (!read_integer(p, end, value, missing) || !next_field()) {
       return false;
     }
@@ -134,7 +136,7 @@ inline bool parse_line(const char*& p, const char* end, ParsedLines& lines) {
   for (int64_t i = 0; i < lines.num_categorical; ++i, missing += rows) {
     uint64_t* value = lines.hashes + i * rows + row;
     if (!more) {
-      *value = 0, *missing = 1;
+      *value = 0, *missing = true;
     } else if (!read_hash(p, end, value, missing) || !next_field()) {
       return false;
     }

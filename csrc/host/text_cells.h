@@ -3,8 +3,9 @@
 #pragma once
 
 #include <limits>
+#include <string>
+#include <vector>
 
-#include "buffer.h"
 #include "number_text.h"
 #include "text_hash.h"
 
@@ -20,64 +21,57 @@ struct CellColumn {
     uint32_t shape;  // its size and its tag
   };
 
-  Keep keep;               // of numbers, `kNothing` after a cell that is none
-  Buffer<double> numbers;  // of cells; NaN for missing ones
-  Buffer<int32_t> codes;   // of cells, if distinct texts are kept; -1 for missing ones
-  Buffer<int32_t> ends;    // of the texts in `data`
-  Buffer<char> data;
-  Buffer<uint8_t> tags;  // of distinct texts
-  Buffer<Slot> slots;    // at least twice as many as texts
+  Keep keep;                        // of numbers, `kNothing` after a cell that is none
+  std::vector<double> numbers;      // of cells; NaN for missing ones
+  std::vector<int32_t> codes;       // of cells, if distinct texts are kept; -1 for missing ones
+  std::vector<int32_t> offsets{0};  // begins of the texts in `data`, and the end of the last
+  std::vector<uint8_t> data;
+  std::vector<uint8_t> tags;  // of distinct texts
+  std::vector<Slot> slots;    // at least twice as many as texts
 
   // Adds a cell; texts that differ in their tag alone are distinct.
   void add(const char* text, int64_t size, uint8_t tag = 0) {
     if (keep == Keep::kTexts) {
       append(text, size);
     } else if (keep == Keep::kDistinct) {
-      codes.add(find(text, size, tag));
+      codes.push_back(find(text, size, tag));
     } else if (keep == Keep::kNumbers) {
       add_number(text, size);
     }
   }
 
   void add_missing() {
-    if (keep == Keep::kDistinct) codes.add(-1);
+    if (keep == Keep::kDistinct) codes.push_back(-1);
     if (keep == Keep::kNumbers) add_number(nullptr, 0);
-  }
-
-  bool failed() const {
-    return codes.failed || ends.failed || data.failed || tags.failed || slots.failed ||
-           numbers.failed;
-  }
-
-  void release() {
-    codes.release(), ends.release(), data.release(), tags.release(), slots.release();
-    numbers.release();
   }
 
  private:
   void add_number(const char* text, int64_t size) {
     double number = std::numeric_limits<double>::quiet_NaN();
     if (size == 0 || read_double(text, text + size, &number)) {
-      numbers.add(number);
+      numbers.push_back(number);
     } else {
       keep = Keep::kNothing;
     }
   }
 
-  bool append(const char* text, int64_t size) {
-    return data.add(text, size) && ends.add(static_cast<int32_t>(data.size));
+  void append(const char* text, int64_t size) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text);
+    data.insert(data.end(), bytes, bytes + size);
+    offsets.push_back(static_cast<int32_t>(data.size()));
   }
 
   int32_t find(const char* text, int64_t size, uint8_t tag) {
-    if (2 * ends.size >= slots.size && !grow()) return -1;
+    if (2 * offsets.size() > slots.size()) grow();
     const uint64_t hash = hash_text(reinterpret_cast<const uint8_t*>(text), size) + tag;
     const auto shape = static_cast<uint32_t>(size * 4 + tag);
-    const uint64_t mask = slots.size - 1;
+    const uint64_t mask = slots.size() - 1;
     for (uint64_t place = hash & mask;; place = (place + 1) & mask) {
       Slot& slot = slots[place];
       if (slot.index < 0) {
-        if (!tags.add(tag) || !append(text, size)) return -1;
-        slot = {hash, static_cast<int32_t>(ends.size - 1), shape};
+        slot = {hash, static_cast<int32_t>(tags.size()), shape};
+        tags.push_back(tag);
+        append(text, size);
         return slot.index;
       }
       // Texts of one word and one size have hashes of their own; the text itself is not read.
@@ -88,25 +82,20 @@ struct CellColumn {
   }
 
   bool is(int64_t index, const char* text, int64_t size) const {
-    const int64_t begin = index == 0 ? 0 : ends[index - 1];
-    return ends[index] - begin == size && std::memcmp(data.data + begin, text, size) == 0;
+    const int64_t begin = offsets[index];
+    return offsets[index + 1] - begin == size && std::memcmp(data.data() + begin, text, size) == 0;
   }
 
-  bool grow() {
-    Buffer<Slot> larger;
-    if (!larger.reserve(std::max<int64_t>(2 * slots.size, 64))) return !(slots.failed = true);
-    larger.size = larger.capacity;
-    std::fill(larger.data, larger.data + larger.size, Slot{0, -1, 0});
-    const uint64_t mask = larger.size - 1;
+  void grow() {
+    std::vector<Slot> larger(std::max<size_t>(2 * slots.size(), 64), Slot{0, -1, 0});
+    const uint64_t mask = larger.size() - 1;
     for (const Slot& slot : slots) {
       if (slot.index < 0) continue;
       uint64_t place = slot.hash & mask;
       while (larger[place].index >= 0) place = (place + 1) & mask;
       larger[place] = slot;
     }
-    slots.release();
-    slots = larger;
-    return true;
+    slots = std::move(larger);
   }
 };
 
@@ -115,32 +104,19 @@ enum class Outcome : int64_t {
   kRows = 0,       // its rows
   kWidths = 1,     // lines that are rows, some of them with another number of cells
   kUndecided = 2,  // something that only the caller can decide
-  kNoMemory = 3,
 };
 
 // The cells of a block of lines.
 struct CellBlock {
-  Buffer<CellColumn> columns;
-  Buffer<int64_t> lines;  // of the rows, from 1
-  Buffer<char> names;     // of the columns of JSON, each with a line feed
+  std::vector<CellColumn> columns;
+  std::vector<int64_t> lines;      // of the rows, from 1
+  std::vector<std::string> names;  // of the columns of JSON
   int64_t num_lines = 0;
   Outcome outcome = Outcome::kRows;
 
   // Takes columns of which `keep` says what to keep.
-  CellBlock(int64_t width, const uint8_t* keep) {
-    for (int64_t i = 0; i < width; ++i) columns.add(CellColumn{static_cast<Keep>(keep[i])});
-  }
-
-  // Notes whether there was not enough memory.
-  void finish() {
-    bool failed = columns.failed || lines.failed || names.failed;
-    for (const CellColumn& column : columns) failed = failed || column.failed();
-    if (failed) outcome = Outcome::kNoMemory;
-  }
-
-  void release() {
-    for (CellColumn* column = columns.data; column != columns.end(); ++column) column->release();
-    columns.release(), lines.release(), names.release();
+  explicit CellBlock(const std::vector<uint8_t>& keep) {
+    for (const uint8_t kind : keep) columns.push_back({static_cast<Keep>(kind)});
   }
 };
 

@@ -352,44 +352,36 @@ def _trained(
     if continued is not None:
         own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
-    with _teacher(values.get("distill")) as teacher:
-        run = ClickRun.open(settings, World(device=device), continued)
-        if teacher is not None:
-            run.distill(teacher, load_model)
-        seed, schedule = run.config.data.seed, run.config.schedule
-        run.task.model.random = torch.Generator(device).manual_seed(seed)
-        datasets = run.own_part()
-        _check_classes(datasets.train)
-        steps = run.config.train.num_steps(len(datasets.train))
-        if continued is None and (idle := idle_steps_note(schedule, steps)):
-            warn(idle)
-        run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
-        for note in run.notes:
-            log.line(note)
-        with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
-            trainer = Trainer(
-                log=log,
-                checkpoints=checkpoints,
-                after_step=bar.move_to,
-                callbacks=bar.watching(watch.callbacks),
-                **run.trainer_arguments(datasets.train),
-            )
-            if continued is not None:
-                log.line(run.begin_where_another_ended(trainer))
-                if checkpoints is not None:
-                    checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
-            results = trainer.fit(*run.batches(datasets))
-        roles = trainer.roles
-        check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
+    run = ClickRun.open(settings, World(device=device), continued)
+    if (teacher := values.get("distill")) is not None:
+        with Copies() as copies, checkpoint_in_use(copies.path_of(teacher, "distill")) as found:
+            run.distill(found, load_model)
+    seed, schedule = run.config.data.seed, run.config.schedule
+    run.task.model.random = torch.Generator(device).manual_seed(seed)
+    datasets = run.own_part()
+    _check_classes(datasets.train)
+    steps = run.config.train.num_steps(len(datasets.train))
+    if continued is None and (idle := idle_steps_note(schedule, steps)):
+        warn(idle)
+    run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
+    for note in run.notes:
+        log.line(note)
+    with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
+        trainer = Trainer(
+            log=log,
+            checkpoints=checkpoints,
+            after_step=bar.move_to,
+            callbacks=bar.watching(watch.callbacks),
+            **run.trainer_arguments(datasets.train),
+        )
+        if continued is not None:
+            log.line(run.begin_where_another_ended(trainer))
+            if checkpoints is not None:
+                checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
+        results = trainer.fit(*run.batches(datasets))
+    roles = trainer.roles
+    check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
-
-
-@contextmanager
-def _teacher(path: str | None) -> Iterator[Path | None]:
-    """Yields the checkpoint of `distill`, a path or a URI, which stays within the block."""
-    with Copies() as copies, ExitStack() as held:
-        found = None if path is None else copies.path_of(path, "distill")
-        yield None if found is None else held.enter_context(checkpoint_in_use(found))
 
 
 def _check_classes(train: ClickDataset) -> None:

@@ -5,7 +5,7 @@ REPO/NAME/warmup/                 of models of lists, the lengths of the rows to
 REPO/NAME/1/model.pt              TorchScript
 REPO/NAME/1/model.onnx/           ONNX, weights beside it
 REPO/NAME/1/model.py              python backend: scores `model.onnx/` by ONNX Runtime
-REPO/NAME/1/dlrm/                 and what it imports, with the native log parser
+REPO/NAME/1/dlrm/                 and what it imports, with the native libraries
 REPO/NAME/1/transform/            the fitted transform, for raw rows
 REPO/NAME/1/model.json            tables, types and the kind of output
 REPO/NAME/1/report.json           its agreement with the checkpoint
@@ -23,7 +23,6 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 import dlrm
-from dlrm.data.sources import native
 from dlrm.serving.network.platforms import PLATFORMS, Platform
 
 if TYPE_CHECKING:  # the command, whose module imports this one to act
@@ -205,11 +204,11 @@ def read_triton_config(directory: Path) -> ModelConfig:
 def write_backend(directory: Path) -> None:
     """Puts `model.py` into a version, with the modules of dlrm that it imports.
 
-    The native library is included if it was built; it does not depend on Python's version.
+    Native libraries are included if they were built: one for any Python, and one for this Python.
     """
     shutil.copyfile(_HERE / _SCRIPT, directory / _SCRIPT)
-    library = {native.LIBRARY} if native.LIBRARY.is_file() else set()
-    for source in sorted(_sources(_imported(_HERE / _SCRIPT)) | library):
+    libraries = {*_PACKAGE.glob("_host*.so"), *_PACKAGE.glob("_served.so")}
+    for source in sorted(_sources(_imported(_HERE / _SCRIPT)) | libraries):
         target = directory / source.relative_to(_PACKAGE.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)

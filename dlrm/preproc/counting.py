@@ -56,12 +56,12 @@ class CountJob(NamedTuple):
     known: tuple[str, Sequence[int]] | None = None
 
 
-def partial_counts(item: tuple[int, Any], job: CountJob) -> list[pa.RecordBatch]:
+def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBatch]:
     """Reads a part once, so that no later stage meets an unreadable field.
 
     Statistics to fit are counted in training rows only.
 
-    Returns:
+    Yields:
         The counts of `counted_columns`, those of values with ids in the dictionaries that the rows
         extend under further columns; and facts, as JSON: those of `Source.read`; `rows`, with all
         three splits, and `positives`; `dropped`, rows of no split; `ids` of each split and list
@@ -76,11 +76,11 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> list[pa.RecordBatch]
     for read, splits in readable(job.source, job.divider, part, rejected, facts):
         counted.add(read, splits, job.fit)
     facts |= counted.facts() | {"rejected": rejected or []}
-    if not job.fit:
-        return [facts_batch(COUNTS, number, facts)]
-    columns = counted.columns()
-    facts["nan"] = [bool(np.isin(KEYS_OF_NAN, column.keys).any()) for column in columns]
-    return [*_batches(columns, job.known), facts_batch(COUNTS, number, facts)]
+    if job.fit:
+        columns = counted.columns()
+        facts["nan"] = [bool(np.isin(KEYS_OF_NAN, column.keys).any()) for column in columns]
+        yield from _batches(columns, job.known)
+    yield facts_batch(COUNTS, number, facts)
 
 
 def _batches(

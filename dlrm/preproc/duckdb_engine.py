@@ -84,35 +84,39 @@ class DuckDbEngine:
     def counts(
         self,
         parts: Sequence[Any],
-        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`."""
-        given = self._batches(partial_counts, parts, on_part)
+        given = self._batches(partial_counts, parts, on_part, COUNTS)
         yield from self._query(_SUMS, COUNTS, given, {"limits": [1, *limits]})
 
     def sorted_rows(
         self,
         parts: Sequence[Any],
-        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        packed_rows: Callable[[Any], Iterator[pa.RecordBatch]],
         spans: Sequence[Span],
         write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields what is made of rows in their order; see `Engine`."""
-        given = self._batches(packed_rows, parts, on_part)
+        given = self._batches(packed_rows, parts, on_part, ROWS)
         yield from write(self._query(_SORTED, ROWS, given, {}))
 
     def _batches(
-        self, function: Callable[[Any], Any], parts: Sequence[Any], on_part: Callable[[int], None]
+        self,
+        function: Callable[[Any], Iterator[pa.RecordBatch]],
+        parts: Sequence[Any],
+        on_part: Callable[[int], None],
+        schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
         if not isinstance(self._pool, ProcessPoolExecutor):
-            for number, batches in self._results(function, parts):
+            for number, batches in self._results(partial(_listed, function), parts):
                 on_part(number)
                 yield from batches
             return
-        task = partial(_filed, function, self._spill)
+        task = partial(_filed, function, self._spill, schema)
         for number, path in self._results(task, parts):
             on_part(number)
             with pa.memory_map(path) as file:
@@ -128,7 +132,7 @@ class DuckDbEngine:
         while left or running:
             while left and len(running) <= self.cores:
                 number, item = left.pop()
-                running[self._pool.submit(function, item)] = number, item
+                running[self._pool.submit(_tried, function, item)] = number, item
             try:
                 with errors_named(self._spill):
                     done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -199,17 +203,35 @@ class DuckDbEngine:
             self._pool.shutdown(cancel_futures=True)
 
 
-def _filed(function: Callable[[Any], Sequence[pa.RecordBatch]], folder: str, part: Any) -> str:
+def _listed(function: Callable[[Any], Iterator[pa.RecordBatch]], part: Any) -> list[Any]:
+    return list(function(part))
+
+
+def _filed(
+    function: Callable[[Any], Iterator[pa.RecordBatch]], folder: str, schema: pa.Schema, part: Any
+) -> str:
     """Writes the batches of a part to a file, which others map; returns its path.
 
     A process that ends while it writes to the pipe of a pool would block the others.
     """
-    batches = function(part)
     descriptor, path = tempfile.mkstemp(".arrow", dir=folder)
-    with open(descriptor, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
-        for batch in batches:
+    with open(descriptor, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in function(part):
             writer.write_batch(batch)
     return path
+
+
+def _tried(function: Callable[[Any], Any], item: Any) -> Any:
+    """Calls a function, and repeats it if Python fails to open NumPy arrays in threads at once.
+
+    Before 3.11.8 its parser then raises SystemError now and then (python/cpython#106905).
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return function(item)
+        except SystemError:
+            continue
+    return function(item)
 
 
 @contextmanager
@@ -233,7 +255,7 @@ def _started(cores: int, forked: bool) -> Executor:
 
 
 @contextmanager
-def thread_engine(cores: int, folder: Path) -> Iterator[DuckDbEngine]:
+def thread_engine(cores: int, folder: Path | None = None) -> Iterator[DuckDbEngine]:
     """Starts one thread per core, and waits for their tasks at the end of the block.
 
     It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,

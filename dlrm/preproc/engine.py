@@ -72,7 +72,7 @@ class Engine(Protocol):
     def counts(
         self,
         parts: Sequence[Any],
-        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
@@ -80,7 +80,7 @@ class Engine(Protocol):
 
         Args:
             parts: parts of the input.
-            partial_counts: returns batches of `COUNTS` for a part.
+            partial_counts: yields batches of `COUNTS` for a part.
             limits: for each column, the least sum of a value that is kept. The last entry of a
                 column has in place of a key the number of other values, and 0 occurrences.
             on_part: called with the number of a part that has been read.
@@ -89,7 +89,7 @@ class Engine(Protocol):
     def sorted_rows(
         self,
         parts: Sequence[Any],
-        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        packed_rows: Callable[[Any], Iterator[pa.RecordBatch]],
         spans: Sequence[Span],
         write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         on_part: Callable[[int], None],
@@ -97,7 +97,7 @@ class Engine(Protocol):
         """Yields what a function makes of the rows of all parts, by split and key.
 
         Args:
-            packed_rows: returns batches of `ROWS` for a part.
+            packed_rows: yields batches of `ROWS` for a part.
             spans: the rows of each split.
             write: called with all batches or, if the engine is distributed, with those of some
                 consecutive keys of a split, or of facts; returns other batches of `ROWS`.

@@ -37,7 +37,7 @@ _NAN = f"({'|'.join(NAN)})"
 
 
 class Counted(NamedTuple):
-    """What the first reading of all parts has found.
+    """Holds the results of the first reading of all parts.
 
     Attributes:
         facts: facts about each part; see `partial_counts`.

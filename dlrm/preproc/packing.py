@@ -160,14 +160,13 @@ def _gather(content: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.nd
     return content[_places(begins, sizes)]
 
 
-def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
-    """Transforms the rows of a part.
+def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch]:
+    """Yields the transformed rows of a part, some at a time, and last facts about it.
 
-    Returns:
-        The rows by the number of their target; the key is their number in the input, or a hash of
-        it where the target is shuffled. And facts: for each target rows, clicks, values clamped to
-        1, and for categorical fields the numbers of values and of those with an id; with the
-        statistics of the report, which are arrays.
+    The split is the number of the target; the key is the row's number in the input, or a hash of it
+    where the target is shuffled. Facts are, for each target, rows, clicks, values clamped to 1, and
+    for categorical fields the numbers of values and of those with an id; and the statistics of the
+    report, which are arrays.
     """
     number, part = item
     fitted, layouts = _fitted(job.transform, job.lookups), layouts_of(job)
@@ -175,7 +174,6 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
     dtype = layout.NUMERICAL_DTYPE if half else np.dtype("<f4")
     totals: dict[str, dict[str, int]] = {}
     statistics = Statistics.empty_by_name(fitted)
-    batches = []
     rejected: list[Rejected] | None = [] if job.quarantine else None
     for whole, splits in readable(job.source, job.divider, part, rejected):
         whole = whole._replace(batch=None)  # which is not copied
@@ -195,7 +193,7 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
             columns = _columns(target, read, rows, job.output_format)
             of_split = np.full(len(keys), place, np.int32)
             arrays = [pa.array(of_split), pa.array(keys), layouts[place].pack(columns)]
-            batches.append(pa.RecordBatch.from_arrays(arrays, schema=ROWS))
+            yield pa.RecordBatch.from_arrays(arrays, schema=ROWS)
             counts = _summary(read.labels, rows, missing)
             before = totals.setdefault(target.name, dict.fromkeys(counts, 0))
             totals[target.name] = {name: before[name] + counts[name] for name in counts}
@@ -203,7 +201,7 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> list[pa.RecordBatch]:
                 _count(statistics, fitted, target, read, rows, missing, job.periods)
     facts = json.dumps(totals).encode() + b"\n"
     facts += Statistics.to_bytes(statistics) if job.statistics else b""
-    return [*batches, facts_batch(ROWS, number, facts)]
+    yield facts_batch(ROWS, number, facts)
 
 
 def layouts_of(job: PackJob) -> list[Layout]:
@@ -287,7 +285,7 @@ def _count(
 
 
 class Written(NamedTuple):
-    """What was written.
+    """Holds the results of writing rows.
 
     Attributes:
         totals: for each target, the counts of `packed_rows`.

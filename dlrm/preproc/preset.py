@@ -13,15 +13,21 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
 
 
-def plain_schema(label: str, numerical: Iterable[str], sizes: Mapping[str, int | None]) -> Schema:
+def plain_schema(
+    label: str,
+    numerical: Iterable[str],
+    sizes: Mapping[str, int | None],
+    required: bool = True,
+) -> Schema:
     """Returns the schema of rows whose numbers and ids stay as they are.
 
     Args:
         sizes: field of ids -> rows of its table; None is one more than the greatest id.
+        required: refuse rows without a number, instead of reading 0.
     """
     return Schema(
         Label(label),
-        tuple(NumericalField(name, "none", required=True) for name in numerical),
+        tuple(NumericalField(name, "none", required=required) for name in numerical),
         tuple(CategoricalField(name, "id", cardinality=size) for name, size in sizes.items()),
     )
 

@@ -79,7 +79,7 @@ class SparkEngine:
     def counts(
         self,
         parts: Sequence[Any],
-        partial_counts: Callable[[Any], Sequence[pa.RecordBatch]],
+        partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
@@ -113,7 +113,7 @@ class SparkEngine:
     def sorted_rows(
         self,
         parts: Sequence[Any],
-        packed_rows: Callable[[Any], Sequence[pa.RecordBatch]],
+        packed_rows: Callable[[Any], Iterator[pa.RecordBatch]],
         spans: Sequence[Span],
         write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
         on_part: Callable[[int], None],

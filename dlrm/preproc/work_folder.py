@@ -188,6 +188,7 @@ def open_work_folder(
             _write(folder / FACTS, {"kind": KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
         tidy_leftovers(work.output)  # which its manifest would list
+        shutil.rmtree(work.path / "spill", ignore_errors=True)
         with errors_named(final, work.output):
             yield work
 

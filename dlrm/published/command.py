@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         except BrokenPipeError:  # the reader has seen enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
             return 0
-        except compared.FailedRunError as error:
+        except ChildProcessError as error:  # a run that a comparison needs
             return say_error(error, 1)
 
     hint = "the same command runs what is missing"
@@ -138,7 +138,8 @@ def _run_row(row: BenchmarkRow, asked: RunOptions, to: Records) -> int:
     if row.measure == "trend":
         return 0 if compared.trend(row, asked, to) else 1
     if row.measure == "seeds":
-        print(compared.seeds(row, asked, to))
+        for line in compared.seeds(row, asked, to):
+            print(line)
         print("smoke runs at reduced sizes: nothing to compare" if asked.smoke else _published(row))
         return 0
     if row.measure == "scaling":

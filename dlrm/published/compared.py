@@ -3,12 +3,13 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
-from dlrm.published.jobs import Job, RunOptions, plan_jobs
-from dlrm.published.results import Record, check_comparable, finished
-from dlrm.published.rows import BenchmarkRow, catalog, find
+from dlrm.published.jobs import RunOptions, plan_jobs
+from dlrm.published.results import Record, finished
+from dlrm.published.rows import BenchmarkRow, find
 from dlrm.published.runner import Records, run_job
 from dlrm.published.tables import figure_of
 
@@ -16,25 +17,20 @@ _BOUND = 3e-2  # of the losses of two precisions
 _SEEDS = range(8, 24)  # those of source 001
 
 
-class FailedRunError(Exception):
-    """A run that a comparison needs has failed; the results name it."""
-
-
-def completed(job: Job, to: Records) -> list[Record]:
-    """Runs a job and returns its successful results.
+def _one_run(row: BenchmarkRow, options: RunOptions, to: Records) -> Record:
+    """Runs a row once.
 
     Raises:
-        FailedRunError: fewer runs than the job's repeats gave a value.
+        ChildProcessError: the run has failed.
     """
+    if len(options.grid) > 1:
+        raise ValueError(f"--grid {','.join(options.grid)}: expected one place")
+    (job,) = plan_jobs(row, replace(options, repeats=1))
     records = run_job(job, to)
-    good = finished(records)[: job.repeats]
-    if len(good) < job.repeats:
-        errors = [record["error"] for record in records if record["exit_code"]]
-        raise FailedRunError(
-            f"{job.row.id} {job.label}: {job.repeats - len(good)} of {job.repeats} runs failed, "
-            f"the last with: {errors[-1]}; the same command runs what is missing"
-        )
-    return good
+    if good := finished(records):
+        return good[0]
+    error = f"{job.name} failed: {records[-1]['error']}"
+    raise ChildProcessError(f"{error}; the same command runs what is missing")
 
 
 def trend(row: BenchmarkRow, options: RunOptions, to: Records) -> bool:
@@ -43,13 +39,10 @@ def trend(row: BenchmarkRow, options: RunOptions, to: Records) -> bool:
     The first fifth of the steps does not count.
     """
     steps = 20 if options.smoke else 500
-    flags = (*options.flags, f"--max_steps={steps}", "--print_freq=1")
+    options = replace(options, flags=(*options.flags, f"--max_steps={steps}", "--print_freq=1"))
     pair = [find(name) for name in (row.of, row.against) if name]
-    records = [
-        completed(_one_place(one, replace(options, repeats=1, flags=flags)), to)[-1] for one in pair
-    ]
-    check_comparable(records, but=("arguments",))
-    gap = trend_gap(records[0]["losses"], records[1]["losses"], steps // 5)
+    first, second = (_one_run(one, options, to) for one in pair)
+    gap = trend_gap(first["losses"], second["losses"], steps // 5)
     verdict = "match" if gap <= _BOUND else "do not match"
     reduced = " at reduced sizes" if options.smoke else ""
     print(
@@ -76,53 +69,26 @@ def trend_gap(losses: Sequence[float], reference: Sequence[float], warmup: int) 
         raise ValueError(
             f"expected as many losses as the reference has, {len(reference)}, got {len(losses)}"
         )
-    smooth = list(zip(_smoothed(losses), _smoothed(reference), strict=True))[warmup:]
+    curves = (
+        accumulate(of, lambda mean, loss: 0.9 * mean + 0.1 * loss) for of in (losses, reference)
+    )
+    smooth = list(zip(*curves, strict=True))[warmup:]
     gaps = [abs(value - expected) / max(abs(expected), 1e-12) for value, expected in smooth]
     if not all(map(math.isfinite, gaps)):
         raise ValueError("expected finite losses, got NaN or infinity")
     return max(gaps)
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
-    result, mean = [], values[0]
-    for value in values:
-        mean = 0.9 * mean + 0.1 * value
-        result.append(mean)
-    return result
-
-
-def _one_place(row: BenchmarkRow, options: RunOptions) -> Job:
-    if len(options.grid) > 1:
-        raise ValueError(f"--grid {','.join(options.grid)}: expected one place")
-    return plan_jobs(row, options)[0]
-
-
-def seeds(row: BenchmarkRow, options: RunOptions, to: Records) -> str:
-    """Trains once a seed in two precisions; returns the metrics' table, as source 001 prints it."""
+def seeds(row: BenchmarkRow, options: RunOptions, to: Records) -> Iterator[str]:
+    """Trains once a seed in each precision; yields a line about the metrics of each precision."""
     numbers = _SEEDS[:2] if options.smoke else _SEEDS
-    single = replace(options, repeats=1)
-    values: dict[str, list[float]] = {}
-    for seed in numbers:
-        for name, figure in zip((row.of, row.against), row.published, strict=True):
-            own = catalog()[re.sub(r"/seed-\d+/", f"/seed-{seed}/", str(name))]
-            records = completed(_one_place(own, single), to)
-            title = f"{figure.system} {records[-1]['unit']}"
-            values.setdefault(title, []).append(figure_of(own, records).value)
-    return seeds_table(numbers, values)
-
-
-def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
-    """Returns a Markdown table: a row a seed, then mean, range and standard deviation."""
-    lines = [f"| Random seed | {' | '.join(values)} |", f"|---:|{'---:|' * len(values)}"]
-    for seed, *cells in zip(numbers, *values.values(), strict=True):
-        lines.append(f"| {seed} | {' | '.join(f'{cell:.6f}' for cell in cells)} |")
-    summaries: dict[str, Callable[[list[float]], float]] = {
-        "**mean**": statistics.fmean,
-        "smallest": min,
-        "largest": max,
-        "standard deviation": statistics.stdev,
-    }
-    for name, summary in summaries.items():
-        cells = [f"{summary(column):.6f}" for column in values.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    for name, figure in zip((row.of, row.against), row.published, strict=True):
+        own = [find(re.sub(r"/seed-\d+/", f"/seed-{seed}/", str(name))) for seed in numbers]
+        runs = [_one_run(one, options, to) for one in own]
+        pairs = zip(own, runs, strict=True)
+        values = [figure_of(one, [run]).value for one, run in pairs]
+        yield (
+            f"{figure.system} {runs[0]['unit']}, {len(values)} seeds: "
+            f"mean {statistics.fmean(values):.6f}, smallest {min(values):.6f}, "
+            f"largest {max(values):.6f}, standard deviation {statistics.stdev(values):.6f}"
+        )

@@ -56,27 +56,19 @@ class Job:
     """Describes one setting of a row, to be run `repeats` times.
 
     Attributes:
-        nodes, devices: the place in the grid.
-        processes: number of processes; fewer than `devices` if devices are emulated.
-        arguments: the command line without `--log_path`.
-        smoke: whether sizes are reduced.
-        repeats: runs.
-        setting: settings that comparable results of the row share.
+        setting: what comparable results of the row share: its place in the grid ("nodes",
+            "devices"), "processes", fewer than the devices if these are emulated, "threads" of
+            each, and "arguments", the command line without `--log_path`.
     """
 
     row: BenchmarkRow
-    nodes: int
-    devices: int
-    processes: int
-    threads: int
-    arguments: tuple[str, ...]
-    smoke: bool
     repeats: int
     setting: dict[str, Any]
 
     @property
-    def label(self) -> str:
-        return f"{self.nodes}n{self.devices}d"
+    def name(self) -> str:
+        """The row and the place, for messages."""
+        return f"{self.row.id} {self.setting['label']}"
 
     @property
     def rule(self) -> Rule:
@@ -129,12 +121,13 @@ def _job(
     arguments += smoke_flags(row) if options.smoke else rule.flags
     arguments += _batch_flags(row, devices, replicas, parts, options.smoke)
     arguments += options.flags
-    processes = replicas * parts
     setting = {
         "row": row.id,
         "label": f"{nodes}n{devices}d",
+        "nodes": nodes,
+        "devices": devices,
         "arguments": arguments,
-        "processes": processes,
+        "processes": replicas * parts,
         "threads": threads,
         "smoke": options.smoke,
         "emulated": emulated,
@@ -144,17 +137,7 @@ def _job(
         "torch": torch.__version__,
         **_batch(row.command, arguments, replicas),
     }
-    return Job(
-        row,
-        nodes,
-        devices,
-        processes,
-        threads,
-        tuple(arguments),
-        options.smoke,
-        options.repeats or (1 if options.smoke else rule.repeats),
-        setting,
-    )
+    return Job(row, options.repeats or (1 if options.smoke else rule.repeats), setting)
 
 
 def _batch_flags(
@@ -179,9 +162,6 @@ def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, A
         return _parsed_batch(command, list(arguments), replicas)
     except HelpAsked:
         raise ValueError(f"--help: see {program_of(f'dlrm.scripts.{command}')} --help") from None
-    except SystemExit as ended:  # as main and dist_main end where absl finds a mistake
-        text = str(ended.code).splitlines()[0]
-        raise ValueError(text.rpartition("error: ")[2]) from None
 
 
 def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,32 +117,13 @@ def finished(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record["exit_code"] == 0]
 
 
-def setting_of(record: Record, but: Iterable[str] = ()) -> dict[str, Any]:
+def setting_of(record: Record, but: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the settings that a run shares with those it is compared with.
 
     Args:
         but: parts of the setting that may differ.
     """
-    skipped = set(but)
-    return {key: record.get(key) for key in SETTING if key not in skipped}
-
-
-def check_comparable(records: Iterable[Record], but: Iterable[str] = ()) -> None:
-    """Raises ValueError where the settings of runs differ that are to be compared.
-
-    Args:
-        but: parts of the setting that may differ.
-    """
-    records = list(records)
-    for record in records[1:]:
-        first, other = setting_of(records[0], but), setting_of(record, but)
-        for key, value in first.items():
-            if other[key] != value:
-                raise ValueError(
-                    f"{records[0]['row']} at {records[0]['label']} and {record['row']} at "
-                    f"{record['label']} ran in different settings, {key} {value} and "
-                    f"{other[key]}; run both anew in one setting"
-                )
+    return {key: record.get(key) for key in SETTING if key not in but}
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

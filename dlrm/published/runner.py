@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,12 +36,10 @@ class Records(NamedTuple):
     Attributes:
         path: file of results; runs of the same setting in it are not repeated.
         keep: folder in which to keep the files of the runs; None: they are removed.
-        say: reports a line.
     """
 
     path: Path
     keep: Path | None
-    say: Callable[[str], object] = print
 
 
 def run_job(job: Job, to: Records) -> list[Record]:
@@ -49,18 +47,18 @@ def run_job(job: Job, to: Records) -> list[Record]:
     found = matching(read(to.path), job.setting | {"processor": processor()})
     done = len(finished(found))
     if done:
-        to.say(f"{job.row.id} {job.label}: {min(done, job.repeats)} of {job.repeats} runs are done")
+        print(f"{job.name}: {min(done, job.repeats)} of {job.repeats} runs are done")
     for number in range(done + 1, job.repeats + 1):
         with _folder(job, number, to.keep) as folder:
             record = _run_once(job, number, folder)
         append(to.path, record)
         found.append(record)
-        to.say(_line(job, number, record))
+        print(_line(job, number, record))
     return found
 
 
 def _line(job: Job, number: int, record: Record) -> str:
-    head = f"{job.row.id} {job.label}: run {number}/{job.repeats}"
+    head = f"{job.name}: run {number}/{job.repeats}"
     if record["exit_code"]:
         return f"{head} failed with exit code {record['exit_code']}: {record['error']}"
     values = record["values"]
@@ -75,7 +73,10 @@ def _folder(job: Job, number: int, keep: Path | None) -> Iterator[Path]:
             yield Path(name)
         return
     folder = (
-        keep.absolute() / job.row.id / job.label / f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+        keep.absolute()
+        / job.row.id
+        / job.setting["label"]
+        / f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
     folder.mkdir(parents=True)
     yield folder
@@ -89,8 +90,6 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
     record: Record = {
         **job.setting,
         "run": number,
-        "nodes": job.nodes,
-        "devices": job.devices,
         "exit_code": code,
         "started": began,
         "seconds": round(seconds, 3),
@@ -111,17 +110,17 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
 
     module = f"dlrm.scripts.{job.row.command}"
     command = [sys.executable, "-m", module]
-    if job.processes > 1:
+    if job.setting["processes"] > 1:
         launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node"]
-        command = [sys.executable, "-m", *launcher, str(job.processes), "-m", module]
+        command = [sys.executable, "-m", *launcher, str(job.setting["processes"]), "-m", module]
     with output.open("w") as file:
         process = subprocess.Popen(
-            [*command, *job.arguments, f"--log_path={log}"],
+            [*command, *job.setting["arguments"], f"--log_path={log}"],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=_variables(job.threads),
+            env=_variables(job.setting["threads"]),
             start_new_session=True,
             preexec_fn=end_with_launcher,  # noqa: PLW1509  # one system call, no lock
         )
@@ -170,12 +169,11 @@ def _measurements(job: Job, log: Path) -> Record:
     times = [data["step_time"] for data in steps if "step_time" in data]
     losses = [data["loss"] for data in steps if "loss" in data]
     parameters = next(e["data"] for e in entries if e["step"] == "PARAMETER")
+    record: Record = {}
     if job.setting["global_batch"] is None:  # --batch_size max is known once it has run
-        record: Record = {"global_batch_found": int(parameters["batch_size"]) * job.devices}
-    else:
-        record = {}
+        record["global_batch_found"] = int(parameters["batch_size"]) * job.setting["devices"]
     quantity, unit, values = _values(job, summary, times, record)
-    if len(values) <= (0 if job.smoke else job.rule.drop):
+    if len(values) <= (0 if job.setting["smoke"] else job.rule.drop):
         raise ValueError(
             f"the run logged {len(values)} steps, of which the first {job.rule.drop} do not count"
         )
@@ -195,8 +193,9 @@ def _values(
 ) -> tuple[str, str, list[float]]:
     """Returns the quantity, the unit and the values of a run."""
     rule = job.rule
-    rates = sorted((name for name in summary if "_throughput" in name), key=_batch_of)
-    if rule.quantity == "metric" and not (job.smoke and rates):
+    names = [name for name in summary if "_throughput" in name]
+    rates = sorted(names, key=lambda name: int(re.findall(r"\d+", f"0 {name}")[-1]))  # by batch
+    if rule.quantity == "metric" and not (job.setting["smoke"] and rates):
         name = next((name for name in _METRICS if name in summary), None)
         if name is None:
             raise ValueError("the run tested nothing, so it has no metric")
@@ -206,16 +205,11 @@ def _values(
     if not rates:
         raise ValueError("the run has no throughput: it ended within --benchmark_warmup_steps")
     unit = f"{job.row.samples}/s"
-    if rule.values == "series" and not job.smoke:
+    if rule.values == "series" and not job.setting["smoke"]:
         batch = record.get("global_batch_found") or job.setting["global_batch"]
         return "throughput", unit, [batch / seconds for seconds in times]
     trained = [name for name in rates if name == "average_train_throughput"]
     return "throughput", unit, [summary[(trained or rates)[-1]]]
-
-
-def _batch_of(name: str) -> int:
-    digits = "".join(character if character.isdigit() else " " for character in name).split()
-    return int(digits[-1]) if digits else 0
 
 
 def environment() -> dict[str, Any]:
@@ -255,14 +249,10 @@ def _revision() -> str | None:
     folder = Path(dlrm.__file__).parents[1]
     if not (folder / ".git").exists():
         return None
-    git = ["git", "-C", str(folder)]
+    words = ["describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    command = ["git", "-C", str(folder), *words]
     try:
-        commit, changed = (
-            subprocess.run(
-                [*git, *words], capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno"))
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if changed else "")
+    return done.stdout.strip()

@@ -24,9 +24,9 @@ def _published(row: BenchmarkRow) -> str:
     return ", ".join(map(str, row.published)) or "-"
 
 
-def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
+def command_line(row: BenchmarkRow) -> str:
     """Returns the command that `run` starts at full size."""
-    flags = [*row.arguments(dataset), *RULES[row.rule].flags]
+    flags = [*row.arguments("DIR"), *RULES[row.rule].flags]
     module = f"dlrm.scripts.{row.command}"
     if row.processes == 1:
         return f"{program_of(module)} {shlex.join(flags)}"

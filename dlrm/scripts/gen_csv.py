@@ -63,9 +63,9 @@ def _generate(values: Values) -> None:
 
     with staged_directory(own.output) as staging:
         for chunk in chunks:
-            shares = np.full(len(chunk["files"]), own.size // len(chunk["files"]))
-            shares[: own.size % len(shares)] += 1
-            for name, rows in zip(chunk["files"], shares.tolist(), strict=True):
+            count = len(chunk["files"])
+            for number, name in enumerate(chunk["files"]):
+                rows = own.size // count + (number < own.size % count)
                 (staging / name).parent.mkdir(parents=True, exist_ok=True)
                 with open(staging / name, "w", encoding="utf-8") as file:
                     for begin in range(0, rows, _ROWS_AT_ONCE):

@@ -146,18 +146,13 @@ class ClickRun(Run):
         values, train, data = self.values, self.whole.train, self.config.data
         with agreed(self.world, *USER_ERRORS):
             if self.world.rank == 0:
-                note = compare_transforms(
-                    checkpoint,
-                    fitted_directory(data),
-                    values["allow_other_transform"],
-                    data.verify_data,
-                    data.allow_links,
-                )
+                others = values["allow_other_transform"], data.verify_data, data.allow_links
+                note = compare_transforms(checkpoint, fitted_directory(data), *others)
                 self.notes += [printable(note)] if note else []
-            network = load(checkpoint, self.world.device)
-            found = network.config.num_numerical_features, [*network.config.table_sizes]
-            expected = train.num_numerical, [*train.table_sizes]
-            if found != expected:
+            self.teacher = load(checkpoint, self.world.device)
+            config = self.teacher.config
+            found = config.num_numerical_features, [*config.table_sizes]
+            if found != (expected := (train.num_numerical, [*train.table_sizes])):
                 raise ValueError(
                     f"--distill {checkpoint}: expected a model of {expected[0]} numerical fields "
                     f"and tables of {expected[1]} rows, as {self.data_name} has, got {found[0]} "
@@ -165,9 +160,8 @@ class ClickRun(Run):
                 )
             digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
         self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
-        weight = self.config.distill.distill_weight
+        weight = values["distill_weight"]
         self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
-        self.teacher = network
 
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
@@ -175,9 +169,8 @@ class ClickRun(Run):
         order = self.config.data.shuffle_batch_order, self.config.data.seed
         source = None
         if self.teacher is not None:
-            weight = self.config.distill.distill_weight
-            rows = datasets.train, self.whole.train
-            source = Distilled(*rows, self.teacher, weight, self.world)
+            taught = self.teacher, self.values["distill_weight"], self.world
+            source = Distilled(datasets.train, self.whole.train, *taught)
         batches = ClickLoader(datasets.train, device, *order, source)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None

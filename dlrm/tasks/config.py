@@ -143,7 +143,6 @@ class ClickConfig:
         optimizers: optimizers of the tables and of the rest.
         precision: precision of the network.
         step: computation of the steps and tests.
-        distill: teacher of the training.
     """
 
     data: DataConfig
@@ -152,7 +151,6 @@ class ClickConfig:
     optimizers: OptimizerConfig
     precision: PrecisionConfig
     step: StepConfig = StepConfig()
-    distill: DistillConfig = DistillConfig()
 
     def __post_init__(self) -> None:
         l2, rate = self.optimizers.embedding_l2, self.schedule.lr
@@ -179,12 +177,12 @@ class ClickConfig:
             optimizers=values.config(OptimizerConfig),
             precision=values.config(PrecisionConfig),
             step=values.config(StepConfig),
-            distill=values.config(DistillConfig),
         )
 
 
 def _check_distill(values: Values) -> None:
     """Raises ValueError for settings that contradict `--distill`, or need it."""
+    values.config(DistillConfig)
     teacher, mode = values["distill"], values.get("mode", "train")
     if teacher is None and "distill_weight" in values.given:
         raise ValueError(f"--distill_weight {values['distill_weight']} needs --distill")

@@ -17,7 +17,9 @@ import joblib
 import numpy as np
 import pyarrow as pa
 import pytest
+import test_fit
 import torch
+from test_fit import SCHEMA
 
 import dlrm
 from dlrm.train.checkpoints.checkpoint import read_config
@@ -26,16 +28,12 @@ from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.trainer import Trainer
 
 ROWS = 600
-SCHEMA = {"label": {"column": "y"}, "numerical": ["x"], "categorical": ["user"]}
 SETTINGS = {"embedding_dim": 4, "top_mlp_sizes": (16, 1), "epochs": 1, "batch_size": 64}
 SETTINGS |= {"base_device": "cpu", "dropout": 0.4, "numerical_embedding": "piecewise"}
 
 
 def table() -> pa.Table:
-    draw = np.random.default_rng(1)
-    x, user = draw.normal(0, 1, ROWS), draw.integers(0, 30, ROWS)
-    y = draw.random(ROWS) < 1 / (1 + np.exp(-x - np.sin(user)))
-    return pa.table({"y": y.astype(int), "x": x, "user": [f"u{i}" for i in user]})
+    return test_fit.table().slice(0, ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -49,33 +47,25 @@ def scores(dataset):
     return dlrm.fit(dataset, **SETTINGS).predict(table())
 
 
-@contextlib.contextmanager
-def float64():
+@pytest.fixture
+def _float64():
     torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
-@contextlib.contextmanager
-def entered(*contexts):
+@pytest.mark.parametrize(
+    "callers",
+    [
+        (torch.no_grad(),),
+        (torch.inference_mode(),),
+        (torch.device("meta"), torch.autocast("cpu", torch.bfloat16)),
+    ],
+)
+@pytest.mark.usefixtures("scores", "_float64")  # the fixture trains in float32
+def test_what_a_caller_chose_for_torch_changes_nothing(callers, dataset, scores):
     with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
-
-
-CALLERS = {
-    "float64": lambda: entered(float64(), torch.no_grad()),
-    "inference_mode": torch.inference_mode,
-    "meta": lambda: entered(torch.device("meta"), torch.autocast("cpu", torch.bfloat16)),
-}
-
-
-@pytest.mark.parametrize("caller", CALLERS)
-def test_what_a_caller_chose_for_torch_changes_nothing(caller, dataset, scores):
-    with CALLERS[caller]():
+        [stack.enter_context(one) for one in callers]
         before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
         model = dlrm.fit(dataset, **SETTINGS)
         assert np.array_equal(model.predict(table()), scores)
@@ -211,6 +201,7 @@ def test_a_forked_child_of_a_process_that_has_trained_trains_and_scores(dataset)
 def test_a_run_of_one_step_trains_by_default(dataset):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the model is no better than a constant")
         one = dlrm.fit(dataset, max_steps=1, **SETTINGS)
     idle = dlrm.fit(dataset, max_steps=1, freeze_embeddings=True, lr=1e-9, **SETTINGS)
     assert not np.allclose(one.predict(table()), idle.predict(table()), rtol=1e-4)

@@ -76,12 +76,14 @@ def test_a_saved_model_goes_on_from_a_dataset(model, frames, tmp_path):
 
 def test_mistakes_are_named(model, frames):
     unreadable = frames[2].set_column(0, "bought", pa.array(["yes", "maybe"] * (BATCH // 2)))
+    dataset = dlrm.Dataset.from_arrow(frames[1], SCHEMA)
     for data, arguments, error, said in (
         (frames[1], {"learning_rate": 1.0}, TypeError, r"update\(\): got 'learning_rate'; .*'lr'"),
         (frames[1], {"continue_lr": "up"}, ValueError, "continue_lr=up: expected one of schedule"),
         (frames[1], {"top_mlp_sizes": (8, 1)}, ValueError, "of another architecture"),
         (frames[1].slice(0, 0), {}, ValueError, "frame: expected rows, got none"),
         (frames[1].drop_columns("shop"), {}, ValueError, "shop"),
+        (dataset, {"test": frames[2]}, ValueError, "^test: is for a table in memory; .* a dataset"),
         (unreadable, {}, ValueError, "column bought: .*'yes' or 'no', got 'maybe'"),
     ):
         with pytest.raises(error, match=said):

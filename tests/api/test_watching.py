@@ -3,27 +3,22 @@
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
+from test_fit import SCHEMA, table
 
 import dlrm
 from dlrm.api import progress
 
-ROWS = 2000
-SCHEMA = {"label": "click", "numerical": ["price"], "categorical": ["item"]}
 SETTINGS = {"embedding_dim": 4, "top_mlp_sizes": (8, 1), "batch_size": 64, "base_device": "cpu"}
 SETTINGS |= {"epochs": 2, "test_freq": 10, "print_freq": 5}
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    draw = np.random.default_rng(4)
-    item, price = draw.integers(0, 20, ROWS), draw.normal(0, 1, ROWS)
-    click = draw.random(ROWS) < 1 / (1 + np.exp(-np.sin(item) - price))
-    frame = pd.DataFrame({"click": click, "price": price, "item": item})
-    return dlrm.Dataset.from_arrow(frame, SCHEMA, tmp_path_factory.mktemp("watched") / "dataset")
+    rows = table().slice(0, 2000)
+    return dlrm.Dataset.from_arrow(rows, SCHEMA, tmp_path_factory.mktemp("watched") / "dataset")
 
 
 def test_functions_see_each_test_and_line_and_end_the_training(dataset):
@@ -63,7 +58,7 @@ def test_a_function_that_raises_ends_the_run_whole(name, kind, dataset, tmp_path
         dlrm.fit(dataset, save_checkpoint_path=tmp_path / "run", **{name: fails}, **SETTINGS)
     saved = dlrm.load(tmp_path / "run")
     assert int(saved.path.name.removeprefix("step-")) == (6 if name == "on_step" else 10)
-    assert np.isfinite(saved.predict([{"price": 1.0, "item": 3}])).all()
+    assert np.isfinite(saved.predict([{"price": 1.0, "shop": "s3", "user": "u1"}])).all()
 
 
 def test_a_function_that_would_never_run_is_refused(dataset):

@@ -30,8 +30,7 @@ def images(arguments):
     """Runs `prepare_images`, whose import needs Pillow."""
     from dlrm.vision.preparation import command as prepare_images
 
-    prepare_images.local_engine = inline_engine
-    return prepare_images.main(arguments)
+    return prepare_images.main([*arguments, "--cores=1"])
 
 
 logs.open_engine = tables.open_engine = inline_engine

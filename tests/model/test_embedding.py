@@ -58,6 +58,15 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
     assert torch.equal(tables[1], expected)
 
 
+@pytest.mark.parametrize("first", [0, 4, 12, 25])
+def test_appended_rows_are_the_last_rows_of_new_tables(first, monkeypatch):
+    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 8)
+    monkeypatch.setattr("dlrm.model.tables.initial._VALUES_AT_ONCE", 9)  # of three rows
+    found = Initial(seed=3).added_rows(0, (25, 3), first)
+    expected = [joint(rows)[0][-1] for rows in range(first + 1, 26)]
+    torch.testing.assert_close(found, torch.stack(expected) if expected else torch.empty(0, 3))
+
+
 def joint(*sizes):
     placement = Placement.of_tables(sizes, 3, [range(len(sizes))])
     return JointEmbedding(placement, range(len(sizes)), initial=Initial(seed=3)).tables()
@@ -89,13 +98,6 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
         model = DLRM(dataclasses.replace(LARGE, **layout), World(device="meta"))
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
     assert 2 << 20 < host.largest <= 4 << 20  # the first table has 17 MB
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_initial_values_do_not_depend_on_the_number_of_threads():
-    expected = joint(700, 5, 31)
-    torch.set_num_threads(3)
-    assert all(map(torch.equal, joint(700, 5, 31), expected))
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -36,13 +36,6 @@ def test_optimized_layers_give_what_torchs_layers_give(dtype, device):
             torch.testing.assert_close(one / scale, other / scale, **tolerance)
 
 
-def test_names_and_values_of_parameters_do_not_depend_on_the_flag():
-    one, other = mlp(5, (8, 4), 3, "mlp"), mlp(5, (8, 4), 3, "mlp", optimized=False)
-    assert list(one.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    for name, value in other.state_dict().items():
-        assert torch.equal(one.state_dict()[name], value)
-
-
 @pytest.mark.parametrize("optimizer", CLICK_OPTIMIZERS)
 def test_rounded_weights_follow_every_update(optimizer, device):
     network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16).to(device)

@@ -13,10 +13,11 @@ import pytest
 from preproc_testing import binary_files, write_days
 from tables_testing import prepare
 from test_inputs import prepared as prepared_logs
+from test_scripts import PREPROC
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.manifest import read_manifest
-from dlrm.preproc import convert_to_binary, convert_to_parquet
+from dlrm.preproc import convert_to_parquet
 
 convert = convert_to_parquet.convert_to_parquet
 ROWS = 1000
@@ -155,7 +156,8 @@ def test_ids_come_back_as_the_same_dataset(logs, tmp_path):
     assert sum(convert(dataset, tmp_path / "ids", "ids").values()) == 950
     sizes = json.loads((tmp_path / "ids" / "model_size.json").read_text())
     assert [size + 1 for size in sizes.values()] == FeatureSpec.load(dataset).cardinalities
-    convert_to_binary.convert(tmp_path / "ids", tmp_path / "rows", 1)
+    paths = [f"--src_dir={tmp_path / 'ids'}", f"--dst_dir={tmp_path / 'rows'}"]
+    forked.succeed(PREPROC / "parquet_to_binary.py", *paths)
     numbers = f"--numerical_features={len(FeatureSpec.load(dataset).numerical)}"
     paths = [f"--dataset={tmp_path / 'rows'}", f"--output={tmp_path / 'again'}"]
     forked.succeed("dlrm.scripts.split_dataset", *paths, numbers)

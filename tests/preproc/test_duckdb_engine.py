@@ -1,5 +1,6 @@
 """Sums and order of the local engine, its memory, its disk, and processes that are killed."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -78,7 +79,7 @@ def test_rows_are_ordered_by_split_and_key_as_unsigned_numbers():
         return [pa.RecordBatch.from_arrays(arrays, schema=ROWS)]
 
     done = []
-    with thread_engine(2, None) as engine:
+    with thread_engine(2) as engine:
         found = pa.Table.from_batches(engine.sorted_rows(range(2), part, done.append))
     assert sorted(done) == [0, 1]
     assert found["split"].to_pylist() == [0] * 4 + [1] * 4
@@ -124,7 +125,7 @@ def test_another_memory_is_refused(text):
 
 
 def test_with_little_memory_it_goes_on_on_the_disk_and_leaves_nothing_there(tmp_path):
-    with thread_engine(1, None) as engine:
+    with thread_engine(1) as engine:
         expected = sorted_keys(engine)
     assert (expected[1:] >= expected[:-1]).all()
     with local_engine(2, tmp_path, 128_000_000) as engine:
@@ -155,6 +156,14 @@ def test_errors_of_a_function_are_its_own(tmp_path):
         for result in (engine.sorted_rows([0], fails, print), engine.map(fails, [0])):
             with pytest.raises(TaskError, match=r"^part 0: expected a number, got 'x'$"):
                 list(result)
+
+
+def test_a_full_disk_that_a_function_meets_is_named(tmp_path):
+    def fails(part):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with thread_engine(1, tmp_path) as engine, pytest.raises(TaskError, match=str(tmp_path)):
+        list(engine.map(fails, [0]))
 
 
 def crash(item, folder, times, last):

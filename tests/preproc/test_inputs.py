@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-from preproc_testing import GOOD, Page, binary_files, reference_dataset, write_days
+from preproc_testing import GOOD, binary_files, reference_dataset, write_days
 from tables_testing import contents
 
 from dlrm.data.clicks import layout
@@ -216,19 +216,11 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     ]
     assert [s["rows"] for s in report["splits"].values()] == [100, 20, 20]
     assert [s["values_raised_to_1"] for s in report["splits"].values()] == [0, 10, 10]
-    # test_table_report compares quantiles, shares and drift with those of numpy.
-    first, second = report["numerical"]
-    assert (first["missing"]["train"], second["missing"]["train"]) == (0, 0.8)
-    assert first["quantiles"]["0.5"] == pytest.approx(49.5, rel=0.04, abs=1)
     assert [f["cardinality"] for f in report["categorical"]] == [4, 1, 2]
-    a = report["categorical"][0]
-    assert a["values_without_id"] == {"train": 0, "test": 0.45, "validation": 0.5}
-    assert (a["drift"]["slices"][0], a["drift"]["slices"][1] > 0.25) == (0, True)
+    # test_table_report compares quantiles, shares, drift and the page
     text = (dataset / "report.html").read_text()
-    page = Page(text)
-    for shown in ("140 rows, ", "The last day is held out", "Rows, up to 100"):
-        assert shown in text
-    assert {"table", "caption", "details"} <= {*page.tags}
+    assert "140 rows, " in text
+    assert "The last day is held out" in text
 
 
 def test_no_report_where_none_is_wanted(days, tmp_path):

@@ -255,13 +255,22 @@ def widen_the_top(path):
     torch.save(layers, path / "top_model.mlp.pt")
 
 
-def forget_a_bias(path):
-    torch.save({"weights": [torch.zeros(8, 3)], "biases": []}, path / "bottom_model.mlp.pt")
+def drop_all_tables(path):
+    for file in path.glob("*.bin"):
+        file.unlink()
 
 
-def map_other_tables(path):
-    metadata = {"data": data(device_mapping=mapping([0, 7])), "config": {}}
-    torch.save(metadata, path / "metadata.pt")
+def with_file(name, **content):
+    """Returns a damage: another content of a file of torch."""
+    return lambda path: torch.save(content, path / name)
+
+
+def layers(name, weights, biases):
+    return with_file(name, weights=[*map(torch.zeros, weights)], biases=[*map(torch.zeros, biases)])
+
+
+BOTTOM, LAST, SHAPE = "bottom_model.mlp.pt", "top_model.out.pt", "embeddings.1.meta.pt"
+ONES, OTHER = torch.ones(1, 7), data(device_mapping=mapping([0, 7]))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +281,27 @@ def map_other_tables(path):
         (drop_a_table, "embeddings.1.bin: missing, though there are 3 tables"),
         (cut_a_layer, "bottom_model.mlp.pt: damaged"),
         (widen_the_top, "has 33 inputs; expected 14 and 1 or 2 of padding"),
-        (forget_a_bias, "bottom_model.mlp.pt: expected lists of weights and biases"),
-        (map_other_tables, "metadata.pt: device_mapping .* is not of 4 tables"),
+        (layers(BOTTOM, [(8, 3)], []), f"{BOTTOM}: expected lists of weights and biases"),
+        (layers(BOTTOM, [], []), f"{BOTTOM}: no layers"),
+        (layers(BOTTOM, [(8, 3)], [5]), rf"{BOTTOM}: a weight \[8, 3\] with a bias \[5\]"),
+        (with_file(LAST, weight=ONES), rf"{LAST}: expected a weight and a bias, got KeyError"),
+        (with_file(LAST, weight=ONES[0], bias=0), rf"{LAST}: .*a weight of shape \[7\]"),
+        (
+            with_file(LAST, weight=ONES, bias=ONES[:, 0]),
+            rf"{LAST}: a layer \[1, 7\] after one of 5",
+        ),
+        (drop_all_tables, r"no bottom_model.embeddings.<i>.bin"),
+        (with_file(SHAPE), f"{SHAPE}: expected a shape of two sizes, got KeyError"),
+        (with_file(SHAPE, shape=[200, 4, 1]), f"{SHAPE}: expected a shape of two sizes, got Value"),
+        (
+            with_file(SHAPE, shape=[160, 5]),
+            f"{SHAPE}: rows of 5, but the bottom MLP .* vectors of 4",
+        ),
+        (with_file("metadata.pt", data=OTHER), "metadata.pt: device_mapping .* is not of 4 tables"),
+        (
+            lambda path: torch.save([1], path / "metadata.pt"),
+            "metadata.pt: expected a dict, .*--feat",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_directory_of_nvidia_is_named(tmp_path, damage, message):
@@ -281,6 +309,21 @@ def test_what_is_wrong_with_a_directory_of_nvidia_is_named(tmp_path, damage, mes
     damage(tmp_path / "theirs")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read_nvidia(tmp_path / "theirs")
+
+
+def test_an_order_that_is_asked_for_is_found_or_refused(tmp_path):
+    theirs = NvidiaModel(NATURAL, sorted(TABLE_SIZES, reverse=True))
+    theirs.save(tmp_path / "theirs", {"lr": torch.tensor([0.5])}, data())
+    saved = read_nvidia(tmp_path / "theirs")
+    assert saved.notes["feature order"] == "[0, 1, 2, 3], natural, which is also by size"
+    assert saved.config["flags"]["lr"] == [0.5]
+    with pytest.raises(ValueError, match=r"metadata\.pt: has no device_mapping"):
+        read_nvidia(tmp_path / "theirs", "device_mapping")
+    with pytest.raises(ValueError, match="--feature_order device_mapping: expected natural or siz"):
+        write_nvidia(saved, tmp_path / "other", "device_mapping")
+    theirs.save(tmp_path / "mapped", FLAGS_2020, data(device_mapping=mapping([3, 0], [2, 1])))
+    saved = read_nvidia(tmp_path / "mapped", "device_mapping")
+    assert saved.notes["feature order"] == f"{MAPPED}, the device_mapping, as asked for"
 
 
 def test_inspect_shows_a_checkpoint(tmp_path):

@@ -1,9 +1,8 @@
 """The doctor reports what works and what is absent, and never fails because of it."""
 
+import importlib.metadata
 import os
 import re
-import subprocess
-import sys
 import warnings
 
 import forked
@@ -18,50 +17,32 @@ from dlrm.scripts import doctor
 pytestmark = pytest.mark.long
 # Run before the doctor, in its process.
 NO_LIBRARY = """
-import torch
-from pathlib import Path
-exists = Path.exists
-Path.exists = lambda path: path.name != "_ops_cpu.so" and exists(path)
-def missing(path):
-    raise OSError("cannot open shared object file")
-torch.ops.load_library = missing
-"""
-FOREIGN_LIBRARY = """
-import torch
-def foreign(path):
-    raise OSError("wrong ELF class: ELFCLASS32")
-torch.ops.load_library = foreign
+from dlrm.ops import library
+library._problem = "_ops_cpu.so was not built"
+library.native_available = lambda: False
 """
 DIVERGENT = """
 from dlrm.tasks.recommendation import Recommendation
 loss = Recommendation.loss
 Recommendation.loss = lambda task, batch: loss(task, batch) * float("nan")
 """
-
-
-def hide(*modules):
-    return f"import sys; sys.modules |= dict.fromkeys({modules!r})\n"
-
-
-FEW_PACKAGES = hide("pyspark", "pyarrow", "matplotlib")  # saves seconds
-
-
 DOCTOR = "\nimport runpy\nrunpy.run_module('dlrm.scripts.doctor', run_name='__main__')\n"
 
 
-def run_doctor(*arguments, prepare="", **variables):
-    done = subprocess.run(
-        [sys.executable, "-c", prepare + DOCTOR, *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr + done.stdout
-    return done
+def hide(*packages):
+    return f"""
+import importlib.metadata, sys
+version = importlib.metadata.version
+sys.modules |= dict.fromkeys({packages!r})
+def hidden(name):
+    if name in {packages!r}:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = hidden
+"""
 
 
-def run_forked(folder, *arguments, prepare="", **variables):
+def run_doctor(folder, *arguments, prepare="", **variables):
     """Runs the doctor where torch and the operators have been imported, in a third of the time."""
     script = folder / "prepared.py"
     script.write_text(prepare + DOCTOR)
@@ -79,7 +60,7 @@ def states(done):
 
 @pytest.mark.skipif(not ops.native_available(), reason="the native ops are not built")
 def test_what_is_here_is_reported(tmp_path):
-    done = run_forked(tmp_path, "--env")
+    done = run_doctor(tmp_path, "--env")
     found = states(done)
     assert done.returncode == 0
     assert found.items() >= dict.fromkeys(["training", "native operators", "torch"], "ok").items()
@@ -88,49 +69,32 @@ def test_what_is_here_is_reported(tmp_path):
     assert "Training works here.\n\nPyTorch version: " in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("prepare", "reason"),
-    [(NO_LIBRARY, "_ops_cpu.so was not built"), (FOREIGN_LIBRARY, "wrong ELF class: ELFCLASS32")],
-)
-def test_training_works_without_library_java_and_matplotlib(tmp_path, prepare, reason):
-    prepare += hide("matplotlib")
-    done = run_doctor(prepare=prepare, PATH=str(tmp_path), JAVA_HOME="", COLUMNS="120")
+def test_training_works_without_library_java_and_matplotlib(tmp_path):
+    prepare = NO_LIBRARY + hide("matplotlib")
+    done = run_doctor(tmp_path, prepare=prepare, PATH=str(tmp_path), JAVA_HOME="")
     found = states(done)
     assert done.returncode == 0
     assert [found[name] for name in ("training", "native operators")] == ["ok", "slow"]
     assert found["java"] == found["matplotlib"] == "absent"
-    for text in (
-        reason,
-        "no curves.png",
-        "-m pip install 'matplotlib>=3.8'\n",
-        "install -y openjdk",
-    ):
-        assert text in re.sub(r"\n {33}", " ", done.stdout)
+    fixes = ("-m pip install 'matplotlib>=3.8'\n", "install -y openjdk", "venv    # needs g++\n")
+    for text in ("_ops_cpu.so was not built", "not installed: no curves.png", *fixes):
+        assert text in done.stdout
 
 
-def test_without_torch_nothing_works_and_the_command_to_install_it_is_printed():
-    done = run_doctor(prepare=FEW_PACKAGES + hide("torch"))
+def test_without_torch_nothing_works_and_the_command_to_install_it_is_printed(tmp_path):
+    done = run_doctor(tmp_path, prepare=hide("torch"))
     assert done.returncode == 1
-    assert re.search(r"^broken +torch +not installed$", done.stdout, re.MULTILINE)
+    assert states(done)["torch"] == "broken"
     assert "-m pip install 'torch>=2.11'\n" in done.stdout
     assert re.search(r"^broken +training ", done.stdout, re.MULTILINE)
     assert done.stdout.endswith('Training does NOT work here: fix what is marked "broken" first.\n')
 
 
 def test_a_loss_that_is_not_a_number_is_no_training(tmp_path):
-    done = run_forked(tmp_path, prepare=FEW_PACKAGES + DIVERGENT)
+    done = run_doctor(tmp_path, prepare=DIVERGENT)
     assert done.returncode == 1
     assert states(done)["training"] == "broken"
     assert "-> nan" in done.stdout
-
-
-def test_the_report_can_be_read(tmp_path):
-    done = run_forked(tmp_path, prepare=FEW_PACKAGES, COLUMNS="80")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "Training works here."
-    assert re.search(r"^ok +torch +\d", done.stdout, re.MULTILINE)
-    assert max(len(line) for line in done.stdout.splitlines() if "fix:" not in line) <= 80
 
 
 @pytest.mark.parametrize(
@@ -152,43 +116,47 @@ def test_java_is_asked_for_its_version(tmp_path, monkeypatch, says, expected):
     assert found == expected or (found[0] is None and expected in found[1])
 
 
-def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatch):
-    pytest.importorskip("pyspark")
-    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "5.0.1")
-    (pyspark,) = (found for found in doctor.packages() if found.name == "pyspark")
-    assert pyspark.state == "absent"
-    assert pyspark.value == "5.0.1 is installed, pyspark>=4,<5 is needed"
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.5.9", "absent"), ("4.0.0rc1", "ok"), ("5.0.1", "absent")]
+)
+def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatch, version, state):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    ((found, _, text),) = (one for one in doctor.packages() if one[1] == "pyspark")
+    assert found == state
+    assert (f"{version} is installed: no preproc" in text) == (state == "absent")
 
 
 def test_more_threads_than_cores_are_slow(monkeypatch):
     monkeypatch.setattr(host_cores, "_control_group_cores", lambda: 0.5)
-    found = next(iter(doctor.room()))
-    assert "control group's limit" in found.value
-    if "uses 1;" not in found.value:
-        assert (found.state, found.fix) == ("slow", "export OMP_NUM_THREADS=1")
+    state, _, text = next(doctor.room())
+    assert "control group's limit" in text
+    if "uses 1;" not in text:
+        assert state == "slow"
+        assert text.endswith("fix: export OMP_NUM_THREADS=1")
 
 
 def test_a_gpu_and_what_keeps_a_run_from_it_are_said(monkeypatch):
+    def found():
+        return {name: (state, text) for state, name, text in doctor.operators()}
+
     def set_to(module, name, value):
         monkeypatch.setattr(module, name, value)
 
     set_to(torch.cuda, "is_available", lambda: warnings.warn("The driver is too old\nUpdate it"))
-    found = {one.name: one for one in doctor.operators()}
-    assert found["CUDA devices"].state == "absent"
-    assert found["CUDA devices"].value.endswith("finds none: The driver is too old")
+    assert found()["CUDA devices"][0] == "absent"
+    assert found()["CUDA devices"][1].endswith("finds none; The driver is too old")
     set_to(torch.cuda, "is_available", lambda: True)
     set_to(torch.cuda, "device_count", lambda: 1)
     set_to(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     set_to(torch.cuda, "mem_get_info", lambda index: (130 << 30, 140 << 30))
+    assert ("ok", "cuda:0 NVIDIA H200", "130.0 GiB free of 140.0") in doctor.room()
     for problem, state in ((None, "ok"), ("there is none", "slow")):
         set_to(library, "_cuda_problem", problem)
-        found = {one.name: one for one in doctor.operators()}
-        assert found["cuda:0"].value == "NVIDIA H200, 130.0 GiB free of 140.0"
-        assert found["CUDA operators"].state == state
-        assert ("DLRM_CUDA=1" in found["CUDA operators"].fix) == (problem is not None)
+        assert found()["CUDA operators"][0] == state
+        assert ("DLRM_CUDA=1" in found()["CUDA operators"][1]) == (problem is not None)
 
 
 def test_requirements_are_those_of_the_package(root):
     text = (root / "pyproject.toml").read_text()
-    for requirement in (*doctor.REQUIRED, *doctor.OPTIONAL):
+    for requirement in doctor.REQUIREMENTS:
         assert f'"{requirement}"' in text

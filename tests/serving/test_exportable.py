@@ -192,15 +192,15 @@ def write(platform, exported, inputs, directory):
 
 @pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize(
-    ("precision", "lists"),
+    ("precision", "lists", "others"),
     [
-        *((precision, None) for precision in ("fp32", "fp16")),
-        *(("fp32", lists) for lists in LISTS[1:]),
-        ("fp16", "unweighted"),
+        *((precision, None, {}) for precision in ("fp32", "fp16")),
+        *(("fp32", lists, others) for lists in LISTS[1:] for others in (MIXED, ATTENDED)),
+        ("fp16", "unweighted", MIXED),
     ],
 )
-def test_written_files_score_as_the_network(tmp_path, platform, precision, lists):
-    model = network(wide=True, **(MIXED if lists else {}))
+def test_written_files_score_as_the_network(tmp_path, platform, precision, lists, others):
+    model = network(wide=True, **others)
     tables = quantize_tables(model, precision)
     exported = Exportable(model, tables)
     score = write(platform, exported, example(2, lists=lists), tmp_path)
@@ -214,18 +214,6 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
         given += [empty(1, lists), empty(700, lists)]
     for inputs in given:
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4 if lists else 1e-5)
-
-
-@pytest.mark.parametrize("platform", WRITTEN)
-@pytest.mark.parametrize("lists", LISTS[1:])
-def test_attended_lists_are_written(tmp_path, platform, lists):
-    model = network(wide=True, **ATTENDED)
-    exported = Exportable(model, quantize_tables(model, "fp32"))
-    score = write(platform, exported, example(2, lists=lists), tmp_path)
-    for inputs in (example(33, 1, lists), example(1, 1, lists), example(700, 1, lists)):
-        assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
-    inputs = empty(3, lists)
-    assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
 
 
 @pytest.mark.parametrize("platform", WRITTEN)

@@ -48,14 +48,6 @@ def test_platt_is_a_logistic_regression(weighted):
     assert np.abs(mapped - true).max() < 0.4
 
 
-def test_weights_are_repeated_rows():
-    logits, labels, _ = rows(300)
-    weights = np.random.default_rng(1).integers(0, 3, 300)
-    found = fit(logits, labels, weights)
-    repeated = fit(np.repeat(logits, weights), np.repeat(labels, weights))
-    np.testing.assert_allclose(found.of(logits), repeated.of(logits), atol=1e-5)
-
-
 def test_the_sampling_rate_corrects_the_odds():
     chances = np.array([0.1, 0.5, 0.9])
     logits = np.log(chances / (1 - chances))

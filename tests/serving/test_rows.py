@@ -15,9 +15,9 @@ from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
-from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
@@ -94,31 +94,6 @@ def test_csv_cells_are_named_by_column():
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, column age: expected a number, got 'old'"):
         raw.inputs_of_text(transform, raw.text_of_lines(b"5\tx\nold\ty\n", 2))
-
-
-GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (GOOD._replace(numerical=np.zeros((2, 4), np.float32)), r"expected \[rows, 3\].*\[2, 4\]"),
-        (GOOD._replace(numerical=np.zeros((2, 3), np.int64)), "floating type, got .* of int64"),
-        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "column age: .*finite.*nan"),
-        (GOOD._replace(ids=np.zeros((3, 2), np.int64)), r"expected \[2, 2\].*got \[3, 2\]"),
-        (GOOD._replace(ids=np.zeros((2, 2))), "integer type,.* got .* of float64"),
-        (
-            GOOD._replace(ids=np.array([[0, 0], [0, 9]])),
-            r"row 1, column city \(table 1\): expected an id from 0 to 4, got 9",
-        ),
-        (GOOD._replace(ids=np.array([[-1, 0], [0, 0]])), r"column user \(table 0\): .* -1"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_named(inputs, message):
-    names = ["age", "price", "delay"], ["user", "city"]
-    check_inputs(GOOD, names, [9, 5])
-    with pytest.raises(ValueError, match=message):
-        check_inputs(inputs, names, [9, 5])
 
 
 def tensor_of(lines):
@@ -208,7 +183,7 @@ def expected_row(line):
     "parser",
     [
         pytest.param(
-            "native", marks=pytest.mark.skipif(native.host is None, reason="it is not built")
+            "native", marks=pytest.mark.skipif(native.served is None, reason="it is not built")
         ),
         "numpy",
     ],
@@ -232,6 +207,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
     with pytest.MonkeyPatch.context() as patch:
         if parser == "numpy":
             patch.setattr(native, "host", None)
+            patch.setattr(native, "served", None)
         transform = Transform.from_logs(1, DICTIONARIES)
         try:
             inputs = raw.inputs_of_text(transform, raw.text_of_tensors(tensors, COLUMNS))
@@ -256,26 +232,30 @@ def test_both_parsers_name_the_same_field(monkeypatch):
 
     transform = Transform.from_logs(2, [np.array([7], np.uint32)])
     natively = problem()
-    monkeypatch.setattr(native, "host", None)
+    monkeypatch.setattr(native, "served", None)
     assert problem() == natively
     assert natively.startswith(
         "row 1, column numerical 1: expected an integer of up to 18 digits, got '-'"
     )
 
 
-@pytest.mark.skipif(native.host is None, reason="the parser is not built")
+@pytest.mark.skipif(native.served is None, reason="the parser is not built")
 @pytest.mark.parametrize(
     ("starts", "ends"), [([[0]], [[9]]), ([[-1]], [[1]]), ([[3]], [[2]]), ([[2**62]], [[2**62]])]
 )
 def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
     data, places = np.full(8, ord("1"), np.uint8), (np.array(starts), np.array(ends))
-    assert native.host.parse_fields(data, *places, 1)[2] == 0
+    none, some = native.Lookups([]), native.Lookups(3 * [IdLookup.from_dictionary(np.arange(9))])
+    assert native.encode_fields(data, *places, 1, none)[3] == 0
+    for number, lookups in ((1, some), (0, none), (2, none), (-2, some)):
+        with pytest.raises(ValueError, match="sizes do not fit"):
+            native.encode_fields(data, *places, number, lookups)
     with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.parse_fields(data, places[0], np.zeros((1, 2), np.int64), 1)
-    with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.parse_fields(data, places[0], places[1].astype(np.int32), 1)
+        native.encode_fields(data, places[0], np.zeros((1, 2), np.int64), 1, none)
+    with pytest.raises(ValueError, match="expected an array of int64 in one piece, got int32"):
+        native.encode_fields(data, places[0], places[1].astype(np.int32), 1, none)
     with pytest.raises(ValueError, match="in one piece"):
-        native.host.parse_fields(data[::2], *places, 1)
+        native.encode_fields(data[::2], *places, 1, none)
 
 
 def test_a_long_cell_is_shortened_in_the_message():

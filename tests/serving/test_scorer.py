@@ -67,24 +67,12 @@ FAULTS = [
     (raw("x\ta\tc"), "row 0, column numerical 0: expected an integer .* 18 digits, got 'x'"),
     (raw("1\ta\tc", "1\ta\tc\td"), "row 1: expected up to 3 fields, got 4"),
     ({"raw__0": zeros(2)}, r"raw__0: expected \[rows, width\] .*, got \[2\]"),
-    ({"raw__0": zeros(1, 2, 3)}, r"raw__0: expected .*, got \[1, 2, 3\]"),
-    ({"raw__0": zeros(2**62, 0)}, r"up to 100 rows .*, got \[4611686018427387904, 0\]"),
     ({"raw__0": zeros(0, 4)}, "raw__0: expected 1 row or more, got none"),
-    (
-        {"input__0": ROWS[:0], "input__1": COLUMNS[:0]},
-        "input__[01]: expected 1 row or more, got none",
-    ),
     ({"raw__0": zeros(101, 2)}, r"up to 100 rows .*, got \[101, 2\]"),
     ({"raw__0": zeros(1, 2**20 + 1)}, r"a width of up to 1048576, got \[1, 1048577\]"),
     ({"raw__0": zeros(1, 4, dtype=np.int32)}, "raw__0: expected uint8, got int32"),
-    ({"raw__0": np.full((1, 2**20), ord("\t"), np.uint8)}, "row 0: expected up to 3 fields"),
-    (
-        {"input__0": ROWS},
-        "expected the inputs input__0 and input__1, or raw__0 alone; got input__0",
-    ),
+    ({"input__0": ROWS}, "input__0 and input__1, or raw__0 alone; got input__0"),
     ({}, "got -"),
-    ({"other": ROWS}, "got other"),
-    ({"input__0": ROWS[0], "input__1": COLUMNS[0]}, r"input__0: expected .*, got \[1\]"),
     ({"input__0": zeros(1, 5, dtype=np.float32), "input__1": COLUMNS}, r"got \[1, 5\]"),
     ({"input__0": zeros(2, 1, dtype=np.float32), "input__1": COLUMNS}, r"expected \[2, 2\]"),
     ({"input__0": zeros(1, 1, dtype=object), "input__1": COLUMNS}, "floating type, got .* object"),
@@ -110,17 +98,6 @@ def test_every_fault_fails_its_own_request_only(reader, fault, message):
     for found, expected in zip(read[1::2], alone, strict=True):
         np.testing.assert_array_equal(found.numerical, expected.numerical)
         np.testing.assert_array_equal(found.ids, expected.ids)
-
-
-def test_requests_whose_rows_do_not_match_cannot_shift_those_of_others(reader):
-    """Numericals of 3 rows and ids of 2 in one request, and the reverse in another: 5 of each."""
-    one, other = ids([1, 0], [1, 0]), ids([2, 1], [2, 1], [2, 1])
-    one["input__0"], other["input__0"] = other["input__0"], one["input__0"]
-    good = {"input__0": np.full((1, 1), 7, np.float32), "input__1": np.array([[2, 0]])}
-    first, read, last = reader.read([one, good, other])
-    assert (read.numerical.tolist(), read.ids.tolist()) == ([[7]], [[2, 0]])
-    assert isinstance(first, ValueError)
-    assert isinstance(last, ValueError)
 
 
 @pytest.mark.parametrize("error", [MemoryError("of 8 GB"), IndexError("7"), ZeroDivisionError()])
@@ -230,26 +207,18 @@ def test_scores_that_cannot_be_computed_fail_their_own_request_only(directory, m
     def score(numerical, ids):
         if (ids == [2, 0]).all(1).any():
             raise RuntimeError("out of memory")
-        return (10 * ids[:, :1] + ids[:, 1:]).astype(np.float32)
+        return np.where(ids == [0, 1], np.nan, 10 * ids[:, :1] + ids[:, 1:])[:, :1].astype("f4")
 
     monkeypatch.setattr(scorer, "open_session", lambda *_: score)
     answer = scorer.Scorer(directory, MAX_ROWS)
-    one, bad, worse, four = answer(
-        [ids([1, 1], [2, 1]), ids([2, 0]), ValueError("unreadable"), raw("1\ta\tc")]
+    one, bad, worse, four, none = answer(
+        [
+            *(ids([1, 1], [2, 1]), ids([2, 0]), ValueError("unreadable"), raw("1\ta\tc")),
+            ids([1, 1], [0, 1]),
+        ]
     )
     assert (one.tolist(), four.tolist()) == ([[11], [21]], [[11]])
+    assert str(none) == "row 1: expected numericals whose score is a finite number, got nan"
     assert str(bad) == "expected a request that can be answered, got RuntimeError('out of memory')"
     assert str(worse) == "unreadable"
     assert answer([]) == []
-
-
-def test_a_score_that_is_no_number_fails_its_own_request(directory, monkeypatch):
-    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs onnxruntime")
-
-    def score(numerical, ids):
-        return np.where(ids[:, :1] == 2, np.nan, ids[:, 1:]).astype(np.float32)
-
-    monkeypatch.setattr(scorer, "open_session", lambda *_: score)
-    one, bad = scorer.Scorer(directory, MAX_ROWS)([ids([1, 1]), ids([1, 0], [2, 0])])
-    assert one.tolist() == [[1]]
-    assert str(bad) == "row 1: expected numericals whose score is a finite number, got nan"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dlrm.published.rows import BenchmarkRow
+from dlrm.published.jobs import RunOptions, plan_jobs
+from dlrm.published.rows import BenchmarkRow, catalog
 from dlrm.published.smoke import smoke_flags
 
 pytestmark = pytest.mark.long
@@ -62,3 +63,10 @@ def test_inference_makes_two_passes_of_two_batches():
     assert {"--repeat=2", "--batch_size=2", "--synthetic_dataset_num_entries=4"} <= set(found)
     assert "--batch_size=1" in smoke_flags(row(*flags[:2], "--batch_size=1"))
     assert not any(flag.startswith(("--max_steps", "--replicas")) for flag in found)
+
+
+def test_every_row_has_a_plan_of_small_batches():
+    for row in (row for row in catalog().values() if row.measure == "run"):
+        trained = ("--restore_path=run",) if row.given["mode"] == "validate" else ()
+        (job,) = plan_jobs(row, RunOptions(smoke=True, emulate=True, threads=1, flags=trained))
+        assert trained or job.setting["batch_per_device"] <= (32 if "main" in row.command else 2)

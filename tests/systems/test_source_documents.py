@@ -37,16 +37,6 @@ DERIVED = ("/full", "-as-titled")  # rows that change a printed command
 MACHINES = {"DGX A100": "dgx-a100", "DGX-1": "dgx-1", "DGX-2": "dgx-2"}
 
 
-def figures(source, quantity, **of):
-    """Maps each (value, system) to its rows."""
-    found = {}
-    for row in select(source):
-        for figure in row.published:
-            if figure.quantity == quantity and all(part in row.id for part in of.values()):
-                found.setdefault((figure.value, figure.system), []).append(row.id)
-    return found
-
-
 def test_the_facts_are_those_of_the_documents():
     folder = os.environ.get("DLRM_SOURCES")
     if not folder:
@@ -83,34 +73,24 @@ def results_of(title):
             yield machine, cells[0], cells[1], [float(cell) for cell in cells[3:]]
 
 
-def test_every_accuracy_of_dlrm_belongs_to_one_row():
+@pytest.mark.parametrize(
+    ("title", "part", "of_single", "of_amp", "machines"),
+    [
+        ("Training accuracy", "accuracy", (0, 2), (1, 3, 4), 4),
+        ("Training performance", "throughput", (0,), (1, 2), 7),
+    ],
+)
+def test_every_figure_of_dlrm_belongs_to_one_row(title, part, of_single, of_amp, machines):
     seen = set()
-    for machine, gpus, size, numbers in results_of("Training accuracy"):
+    for machine, gpus, size, numbers in results_of(title):
         single = "tf32" if machine == "dgx-a100" else "fp32"
-        rows = [
-            CATALOG[f"nvidia/dlrm-{size}/accuracy/{machine}-{gpus}gpu/{precision}"]
-            for precision in (single, "amp")
-        ]
-        auc, auc_amp, minutes, minutes_amp, speedup = numbers
-        assert [f.value for f in rows[0].published] == [auc, minutes]
-        assert [f.value for f in rows[1].published] == [auc_amp, minutes_amp, speedup]
-        assert rows[0].processes == int(gpus)
-        seen |= {row.id for row in rows}
-    assert seen == {name for name in CATALOG if "/accuracy/" in name}
-    assert len(seen) == 2 * 4
-
-
-def test_every_throughput_of_dlrm_belongs_to_one_row():
-    seen = set()
-    for machine, gpus, size, numbers in results_of("Training performance"):
-        single = "tf32" if machine == "dgx-a100" else "fp32"
-        for precision, expected in ((single, numbers[:1]), ("amp", numbers[1:])):
-            row = CATALOG[f"nvidia/dlrm-{size}/throughput/{machine}-{gpus}gpu/{precision}"]
-            assert [figure.value for figure in row.published] == expected
+        for precision, places in ((single, of_single), ("amp", of_amp)):
+            row = CATALOG[f"nvidia/dlrm-{size}/{part}/{machine}-{gpus}gpu/{precision}"]
+            assert [figure.value for figure in row.published] == [numbers[p] for p in places]
             assert row.processes == int(gpus)
             seen.add(row.id)
-    assert seen == {name for name in CATALOG if "/throughput/" in name}
-    assert len(seen) == 2 * 7
+    assert seen == {name for name in CATALOG if f"/{part}/" in name}
+    assert len(seen) == 2 * machines
 
 
 def test_every_seed_of_dlrm_belongs_to_one_row():

@@ -15,7 +15,7 @@ BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10
 ]
 
 
-def named(batches, batch_size, sizes):
+def named(batches, batch_size, sizes, kind=ValueError, match=r"^data: train row", error=None):
     operator = "joint_embedding" if batches is ONE_EACH else "joint_embedding_bag"
 
     class Rows:
@@ -33,10 +33,10 @@ def named(batches, batch_size, sizes):
     rows.batch_size = batch_size
     splits = Datasets(rows, None, None)
     with (
-        pytest.raises(ValueError, match=r"^data: train row") as caught,
+        pytest.raises(kind, match=match) as caught,
         bad_ids_named(splits, "data"),
     ):
-        raise RuntimeError(f"{operator}: id 9 of table 1")
+        raise RuntimeError(error or f"{operator}: id 9 of table 1")
     return str(caught.value)
 
 
@@ -51,6 +51,11 @@ def named(batches, batch_size, sizes):
 )
 def test_the_first_bad_id_is_named_by_row_and_feature(batches, batch_size, sizes, message):
     assert message in named(batches, batch_size, sizes)
+
+
+@pytest.mark.parametrize(("sizes", "error"), [([10, 10], None), ([5, 5], "out of memory")])
+def test_other_errors_stay_as_they_are(sizes, error):
+    named(ONE_EACH, 3, sizes, RuntimeError, error or "^joint_embedding: id 9 of table 1$", error)
 
 
 def test_a_row_that_is_set_aside_has_its_number_among_the_training_rows():

@@ -36,7 +36,7 @@ def parts(**fields):
     return tuple(fields.items())
 
 
-WIDE = parts(wide=True)
+WIDE, BINS = parts(wide=True), parts(numerical_embedding="piecewise", numerical_bins=4)
 RUNS = [  # every optimizer with every placement; every other setting with some of both
     (2, Run(hotness=4)),
     (3, Run(balance="nvidia", embedding_dtype="bf16")),
@@ -59,13 +59,7 @@ RUNS = [  # every optimizer with every placement; every other setting with some 
     (2, Run(accumulate=3, hotness=4, parts=parts(interaction_op="cat"))),
     (4, Run(accumulate=100)),
     (2, Run(l2=0.1, accumulate=2, parts=WIDE)),
-    (
-        4,
-        Run(
-            embedding_dtype="bf16",
-            parts=parts(wide=True, numerical_embedding="piecewise", numerical_bins=4),
-        ),
-    ),
+    (4, Run(embedding_dtype="bf16", parts=BINS + WIDE)),
     (2, Run(parts=parts(interaction_op="cuda_dot,dcn", cross_rank=3, wide=True))),
     (4, Run(accumulate=2, parts=parts(interaction_op="dcn", cross_structure="parallel"))),
     (2, Run(accumulate=2, parts=parts(interaction_op="quadratic", quadratic_layers=1))),

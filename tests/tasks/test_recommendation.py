@@ -142,39 +142,24 @@ def test_every_sample_is_in_one_micro_batch():
 
 
 @pytest.mark.parametrize(
-    ("tables", "updates", "vary"),
+    ("tables", "updates", "kernels", "vary"),
     [
-        ({}, {}, True),
-        ({"dim": 128}, {}, False),
-        ({}, {"embedding_optimizer": "adagrad"}, False),
-        ({"embedding_dtype": "bf16"}, {}, False),
-        ({}, {"freeze_embeddings": True}, False),
+        ({}, {}, True, True),
+        ({"dim": 128}, {}, True, False),
+        ({}, {"embedding_optimizer": "adagrad"}, True, False),
+        ({}, {"embedding_optimizer": "adagrad"}, False, True),
+        ({"embedding_dtype": "bf16"}, {}, True, False),
+        ({}, {"freeze_embeddings": True}, True, False),
     ],
 )
-def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_float32_tables_on_cuda(
-    tables, updates, vary, monkeypatch
+def test_rows_gradients_are_added_as_they_come_by_sgd_of_narrow_tables_or_torch_on_cuda(
+    tables, updates, kernels, vary, monkeypatch
 ):
-    monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: True)
+    monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: kernels)
     trained, config = task(**tables), OptimizerConfig(**updates)
     assert not trained.updates_vary(config)
     trained.world = World(device="cuda")
     assert trained.updates_vary(config) == vary
-
-
-def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatch):
-    monkeypatch.setattr(recommendation, "cuda_kernels_available", lambda: False)
-    trained = task()
-    trained.world = World(device="cuda")
-    assert trained.updates_vary(OptimizerConfig("adagrad"))
-
-
-def test_dropout_is_drawn_in_training_and_not_in_tests():
-    dropped = task(dropout=0.5)
-    torch.manual_seed(0)
-    assert not torch.equal(dropped.predict(batch()), dropped.predict(batch()))
-    first = dropped.evaluate(Loader([4, 9]))
-    assert dropped.evaluate(Loader([4, 9])) == first
-    assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # another order
 
 
 def test_fractions_are_tested_by_their_loss_alone():
@@ -393,7 +378,7 @@ def test_other_networks_train_by_autograd(changes):
     assert all(weight.grad is not None for weight in subject.model.parameters())
 
 
-@pytest.mark.parametrize("of", ["bottom_mlp", "interact", "top_mlp", "output", "top_mlp.0"])
+@pytest.mark.parametrize("of", ["", "bottom_mlp", "interact", "top_mlp", "output", "top_mlp.0"])
 def test_hooks_of_modules_are_called(of):
     subject, called = task(), []
     module = subject.model.get_submodule(of)
@@ -401,8 +386,9 @@ def test_hooks_of_modules_are_called(of):
     assert not in_one_call(subject)
     with torch.no_grad():
         subject.predict(batch())
+    module.register_full_backward_hook(lambda *_: called.append("backward"))
     subject.accumulate([batch()], LossScaler(), lambda: None)
-    assert called == ["forward"] * 2
+    assert called == ["forward", "forward", "backward"]
 
 
 def test_a_half_precision_scale_reaches_the_gradients():
@@ -431,14 +417,6 @@ def test_overridden_losses_are_those_trained():
             subject.model.forward = lambda *inputs, f=forward, **rest: f(*inputs, **rest) * 0 + 3.0
         loss = subject.accumulate([batch()], LossScaler(), lambda: None)
         assert loss == subject.loss(batch())
-
-
-def test_hooks_of_the_whole_model_are_called():
-    subject, called = task(), []
-    subject.model.register_forward_hook(lambda *_: called.append(1))
-    subject.model.register_full_backward_hook(lambda *_: called.append(2))
-    subject.accumulate([batch()], LossScaler(), lambda: None)
-    assert called == [1, 2]
 
 
 @pytest.mark.parametrize("dtypes", [("half", "float"), ("float", "half"), ("double", "double")])

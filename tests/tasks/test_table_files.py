@@ -3,9 +3,11 @@
 import errno
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from click_runs import Sharded
 
 from dlrm.data.clicks.batch import Shard
@@ -13,6 +15,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import OtherRankError
 from dlrm.model.config import DLRMConfig
+from dlrm.model.tables.files import mapped_zeros
 from dlrm.scripts.common.dlrm_flags import parse
 from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.click_splits import SplitBatches
@@ -144,8 +147,8 @@ def test_weights_and_state_are_in_files_without_names(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def full(file, begin, size):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(file, begin, size, number=errno.ENOSPC):
+    raise OSError(number, os.strerror(number))
 
 
 def test_too_little_room_is_named_before_a_table_is_made(tmp_path, monkeypatch):
@@ -154,6 +157,14 @@ def test_too_little_room_is_named_before_a_table_is_made(tmp_path, monkeypatch):
         OSError, match=r"files: a table or its .* needs 41,824 bytes, and [\d,]+ are"
     ):
         Run(tmp_path, True)
+    monkeypatch.setattr(os, "posix_fallocate", partial(full, number=errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        Run(tmp_path, True)
+
+
+def test_a_table_without_rows_has_no_file(tmp_path):
+    assert mapped_zeros(str(tmp_path / "files"), (0, 8), torch.float32).shape == (0, 8)
+    assert not (tmp_path / "files").exists()
 
 
 def losses_of(world, folder, mapped):

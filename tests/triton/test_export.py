@@ -20,6 +20,7 @@ import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources import native
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.deployment import deployer, exporter
 from dlrm.manifest import write_manifest
 from dlrm.serving.network import platforms
@@ -264,25 +265,25 @@ rows = np.array([line.encode() for line in json.loads(sys.stdin.read())])
 (scores,) = scorer([{"raw__0": rows.view(np.uint8).reshape(len(rows), -1)}])
 files = [Path(module.__file__) for name, module in sys.modules.items() if name.startswith("dlrm")]
 print(json.dumps([
-    all(directory in file.parents for file in [*files, native.LIBRARY]),
-    native.host is not None, Logger.lines, scores[:, 0].tolist(),
+    all(directory in file.parents for file in files), native.host is not None,
+    native.served is not None, Logger.lines, scores[:, 0].tolist(),
 ]))
 """
 
 
-@pytest.mark.parametrize("library", ["built", "damaged", "missing", "of another version"])
+@pytest.mark.parametrize("library", ["built", "damaged", "missing", "of another Python"])
 def test_an_exported_version_runs_alone(exported, trained, tmp_path, library):
     version = shutil.copytree(exported / "model" / "1", tmp_path / "1")
-    file = version / "dlrm" / "_host.so"
-    if native.host is None:
+    file = version / "dlrm" / "_served.so"
+    if native.served is None:
         pytest.skip("the parser is not built")
     if library == "damaged":
         file.write_bytes(b"no library")
     elif library == "missing":
         file.unlink()
-    elif library == "of another version":
-        source = version / "dlrm" / "data" / "sources" / "native.py"
-        source.write_text(source.read_text().replace("\n_VERSION = ", "\n_VERSION = 9"))
+    elif library == "of another Python":
+        (module,) = file.parent.glob("_host.*.so")
+        module.rename(module.with_name("_host.cpython-399-other.so"))
     write_manifest(version, KIND)  # as if exported so
     lines = trained.rows[:50]
     done = subprocess.run(
@@ -294,15 +295,78 @@ def test_an_exported_version_runs_alone(exported, trained, tmp_path, library):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    inside, is_native, logged, scores = json.loads(done.stdout)
+    inside, has_module, reads_natively, logged, scores = json.loads(done.stdout)
     assert inside
-    assert is_native == (library == "built")
-    assert len(logged) == (library != "built")
+    assert has_module == (library != "of another Python")
+    assert reads_natively == (library not in ("damaged", "missing"))
+    assert len(logged) == (not reads_natively)
     reasons = {"damaged": "invalid ELF|too short", "missing": "not built"}
     for line in logged:
-        assert re.search(reasons.get(library, "expected version"), line)
+        assert re.search(reasons[library], line)
     expected = dlrm.load(trained.checkpoint).logits(lines)
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+OTHER_PYTHON = """
+import ctypes, json, sys
+
+library, tables = sys.argv[1], json.loads(sys.stdin.read())
+
+class Lookup(ctypes.Structure):
+    _fields_ = [("hashes", ctypes.c_void_p), ("ids", ctypes.c_void_p),
+                ("directory", ctypes.c_void_p), ("places", ctypes.c_int64),
+                ("id_bytes", ctypes.c_int64)]
+
+def array(kind, values):
+    return (kind * len(values))(*values)
+
+kinds = ctypes.c_uint64, ctypes.c_int8, ctypes.c_int64
+arrays = [[array(kind, values) for kind, values in zip(kinds, table)] for table in tables]
+lookups = array(Lookup, [
+    Lookup(*map(ctypes.addressof, table), len(table[2]), 1) for table in arrays
+])
+data = b"7-1205ff"  # of two rows: 7 and -12, 05 and nothing, ff twice
+starts, ends = (array(ctypes.c_int64, ends) for ends in ([0, 1, 4, 6, 6, 6], [1, 4, 6, 6, 8, 8]))
+values, missing, ids = (ctypes.c_int64 * 6)(), (ctypes.c_bool * 6)(), (ctypes.c_int32 * 4)()
+encode = ctypes.CDLL(library).dlrm_encode_fields
+number, pointer = ctypes.c_int64, ctypes.c_void_p
+encode.argtypes = [pointer, number, pointer, pointer, *[number] * 3, *[pointer] * 4]
+encode.restype = number
+bad = encode(data, len(data), starts, ends, 1, 2, 2, lookups, values, missing, ids)
+print(json.dumps([bad, *map(list, (values[:2], missing, ids))]))
+"""
+
+
+def other_pythons():
+    """Returns Pythons of other versions, on the path or installed beside this one."""
+    for minor in range(10, 16):
+        name = f"python3.{minor}"
+        beside = Path(sys.base_prefix).parent.glob(f"*/bin/{name}")  # as pyenv and uv have them
+        for python in filter(None, (shutil.which(name), *beside)):
+            asked = [python, "-c", "import sys; print(sys.version_info.minor)"]
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            if done.stdout.strip() == str(minor) != str(sys.version_info.minor):
+                yield python
+                break
+
+
+def test_the_library_of_a_served_model_works_in_another_python(exported):
+    if native.served is None:
+        pytest.skip("the parser is not built")
+    if not (pythons := list(other_pythons())):
+        pytest.skip("there is no other Python")
+    tables = [IdLookup.from_dictionary(np.array(keys, np.uint64)) for keys in ([3, 5], [255])]
+    for python in pythons:
+        done = subprocess.run(
+            [python, "-I", "-c", OTHER_PYTHON, exported / "model" / "1" / "dlrm" / "_served.so"],
+            input=json.dumps([[array.tolist() for array in table] for table in tables]),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        absent = [False, False, False, True, False, False]
+        assert json.loads(done.stdout) == [-1, [7, -12], absent, [2, 1, 0, 1]]
 
 
 @pytest.mark.parametrize("name", ["../evil", "", ".."])

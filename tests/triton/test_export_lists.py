@@ -14,7 +14,6 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.predictor import inputs_of
 
 pytestmark = pytest.mark.long
-NAMES = [f"input__{i}" for i in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -118,30 +117,3 @@ def test_the_client_sends_datasets_and_logs(server, listed, tmp_path, protocol):
         assert done.returncode == 0, done.stderr
         found = np.load(tmp_path / "scores.npy")
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_bad_lists_are_refused_by_name(scores, listed):
-    from tritonclient.utils import InferenceServerException
-
-    test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=20)).test
-    inputs = inputs_of(test.batch(0))
-    numbers, ids, lengths, weights = inputs.arrays
-    arrays = numbers.astype("f4"), ids.astype("i8"), lengths.astype("i4"), weights
-    good = dict(zip(NAMES, arrays, strict=True))
-    expected = dlrm.load(listed.checkpoint).logits_of(inputs)
-    for place, value, message in (
-        (0, 0, r"row 0, column user \(table 0\): expected a length of 1, got 0"),
-        (1, -3, r"row 0, column tags \(table 1\): expected a length of 0 to 4, got -3"),
-        (2, 21, r"row 0, column history \(table 2\): expected a length of 0 to 20, got 21"),
-    ):
-        wrong = good["input__2"].copy()
-        wrong[0, place] = value
-        with pytest.raises(InferenceServerException, match=message):
-            scores({**good, "input__2": wrong})
-    with pytest.raises(InferenceServerException, match="expected a sum of"):
-        scores({**good, "input__1": ids.astype("i8")[:-1], "input__3": weights[:-1]})
-    with pytest.raises(InferenceServerException, match="expected an id from 0 to"):
-        scores({**good, "input__1": good["input__1"] + 1000})
-    with pytest.raises(InferenceServerException, match="expected a finite weight, got nan"):
-        scores({**good, "input__3": weights * np.float32(np.nan)})
-    np.testing.assert_allclose(scores(good), expected, rtol=1e-4, atol=1e-5)

@@ -16,10 +16,8 @@ class Distilled:
     arXiv 1503.02531, at temperature 1).
 
     Args:
-        dataset: this process's part of the dataset.
-        whole: the dataset as a single process would read it, whose ids the teacher needs.
+        dataset: this process's part of `whole`, whose ids the teacher needs.
         teacher: the network of a trained model.
-        weight: weight of its probabilities, in (0, 1].
     """
 
     def __init__(

@@ -188,40 +188,31 @@ EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"
 EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
 
 
-def parse_fields(
-    fields: TextColumn, num_numerical: int, names: Sequence[str]
-) -> tuple[Parsed, Parsed]:
-    """Parses integers and hexadecimal hashes, all columns at once.
+def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed, int | None]:
+    """Parses integers and hexadecimal hashes, all columns at once, by NumPy.
 
     Args:
         fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
         num_numerical: columns of integers.
-        names: of all columns, for the message.
 
     Returns:
-        The integers and the hashes, `[columns, rows]` each.
-
-    Raises:
-        RowError: a field is unreadable; the error is about the first row, and its first such
-            column.
+        The integers and the hashes, `[columns, rows]` each, and `row * columns + column` of the
+        first unreadable field, or None.
     """
-    data = fields.data
-    starts, ends = (np.ascontiguousarray(a, np.int64) for a in (fields.starts, fields.ends))
-    if native.host is not None:
-        numbers, missing, bad_at = native.host.parse_fields(data, starts, ends, num_numerical)
-        integers = Parsed(numbers[:num_numerical].view(np.int64), missing[:num_numerical])
-        hashes = Parsed(numbers[num_numerical:], missing[num_numerical:])
-    else:
-        integers, bad_integers = _read_all(read_integer, fields, slice(num_numerical))
-        hashes, bad_hashes = _read_all(read_hexadecimal, fields, slice(num_numerical, None))
-        bad = np.concatenate([bad_integers, bad_hashes]).T
-        bad_at = int(bad.argmax()) if bad.any() else None
-    if bad_at is not None:
-        row, column = divmod(bad_at, len(starts))
-        expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
-        got = TextColumn(data, starts[column], ends[column]).text(row)
-        raise RowError(row, f"expected {expected}, got {got!r}", names[column])
-    return integers, hashes
+    integers, bad_integers = _read_all(read_integer, fields, slice(num_numerical))
+    hashes, bad_hashes = _read_all(read_hexadecimal, fields, slice(num_numerical, None))
+    bad = np.concatenate([bad_integers, bad_hashes]).T
+    return integers, hashes, int(bad.argmax()) if bad.any() else None
+
+
+def field_error(
+    fields: TextColumn, place: int, num_numerical: int, names: Sequence[str]
+) -> RowError:
+    """Returns the error of an unreadable field, given its `row * columns + column`."""
+    row, column = divmod(place, len(names))
+    expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
+    got = TextColumn(fields.data, fields.starts[column], fields.ends[column]).text(row)
+    return RowError(row, f"expected {expected}, got {got!r}", names[column])
 
 
 def _read_all(

@@ -189,7 +189,7 @@ def read_together(paths: Sequence[Path], reading: Reading) -> tuple[Chunk, list[
     block = b"".join(bodies)
     if not is_plain(block):
         return None
-    split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, _kept(names, reading))
+    split = native.read_csv(block, delimiter, quote, LONGEST_LINE, _kept(names, reading))
     if split.outcome != native.ROWS:
         return None
     ends = np.cumsum([body.count(b"\n") for body in bodies])  # lines before those of the next file
@@ -225,7 +225,7 @@ class _Rows:
             if one_column:
                 self._check_blank_lines(block)
             marks, kept = (self._delimiter, self._quote), _kept(names, self._reading)
-            split = native.host.read_csv(block, *marks, LONGEST_LINE, kept)
+            split = native.read_csv(block, *marks, LONGEST_LINE, kept)
             if split.outcome == native.ROWS:
                 self._line += split.num_lines
                 self._spans.read += split.num_lines

@@ -1,4 +1,4 @@
-"""Parses lines of raw logs into columns of numbers, natively if `dlrm/_host.so` loads.
+"""Parses lines of raw logs into columns of numbers, natively if `dlrm._host` loads.
 
 A line is `label <tab> integers <tab> hexadecimal hashes`; it ends like lines of Unix or Windows.
 Fields that are empty, or absent at the end of the line, are missing. The native parser and numpy's

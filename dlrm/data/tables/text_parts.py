@@ -24,7 +24,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class TextColumns(NamedTuple):
-    """What is read of text.
+    """Says what to read of text.
 
     Attributes:
         text: its format.

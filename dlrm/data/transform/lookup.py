@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +42,22 @@ class IdLookup(_Arrays):
         hashes: `spread` of the numbers, ascending.
         ids: ids of these numbers, in `layout.id_dtype` of the table.
         directory: int64 `[2**k + 1]`: the first index of hashes whose first k bits are 0, 1, ...
+
+    Raises:
+        ValueError: the sizes of the arrays do not fit together.
     """
+
+    def __new__(cls, hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> "IdLookup":
+        """Checks the sizes, on which the compiled code relies."""
+        prefixes = directory.size - 1  # of a hash, 2**k
+        power_of_2 = prefixes > 0 and not prefixes & (prefixes - 1)
+        if ids.size != hashes.size or not power_of_2 or directory[-1] != hashes.size:
+            raise ValueError(
+                f"sizes do not fit: expected {hashes.size} ids and a directory of 2**k + 1 places "
+                f"that ends with {hashes.size}, got {ids.size} and {directory.size}, which ends "
+                f"with {directory[-1:]}"
+            )
+        return super().__new__(cls, hashes, ids, directory)
 
     @classmethod
     def from_dictionary(cls, dictionary: np.ndarray) -> "IdLookup":
@@ -84,18 +98,11 @@ class IdLookup(_Arrays):
         """Returns the files of a column: hashes, ids and directory, without headers."""
         return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
 
-    @cached_property
-    def _table(self) -> native.Tables:
-        return native.Tables([self])
-
     def __call__(self, numbers: Parsed) -> np.ndarray:
         """Returns the ids of a column; 0 for a number that is missing or has no id."""
         values, missing = numbers
         if native.host is not None:
-            ids = np.empty(len(values), self.ids.dtype)
-            values = np.ascontiguousarray(values, np.uint64)
-            native.host.look_up(values, missing, self._table, ids)
-            return ids
+            return native.host.look_up(np.ascontiguousarray(values, np.uint64), missing, *self)
         if not len(self.hashes):
             return np.zeros(len(values), self.ids.dtype)
         hashes = spread(values)

@@ -16,7 +16,14 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Ids, Jagged, ListField, ids_in, lists_in
 from dlrm.data.sources import native
-from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn, parse_fields
+from dlrm.data.sources.columns import (
+    Coded,
+    OfKeys,
+    Parsed,
+    TextColumn,
+    field_error,
+    parse_fields,
+)
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
 from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
@@ -267,8 +274,8 @@ class Transform:
     def build(self) -> None:
         """Makes the lookups of ids, which otherwise the first rows make."""
         _ = self.keys
-        if self.is_log and native.host is not None:
-            _ = self._tables
+        if self.is_log and native.served is not None:
+            _ = self._native_lookups
         for place, dictionary in enumerate(self.dictionaries):
             if dictionary.kind != "id":
                 self.lookup(place)
@@ -293,24 +300,28 @@ class Transform:
         Raises:
             RowError: the first row that cannot be read, and its first such column.
         """
-        integers, hashes = parse_fields(fields, self.num_numerical, self.names)
+        count = self.num_numerical
+        if native.served is not None:
+            starts, ends = (np.ascontiguousarray(a, np.int64) for a in (fields.starts, fields.ends))
+            values, missing, ids, bad_at = native.encode_fields(
+                fields.data, starts, ends, count, self._native_lookups
+            )
+            integers = Parsed(values, missing)
+        else:
+            integers, hashes, bad_at = parse_fields(fields, count)
+            ids = np.empty(hashes.values.shape[::-1], np.int32)
+            for i, numbers in enumerate(zip(*hashes, strict=True)):
+                ids[:, i] = self.lookup(self.dictionary_of[i])(Parsed(*numbers))
+        if bad_at is not None:
+            raise field_error(fields, bad_at, count, self.names)
         rules = [field.rule for field in self.schema.numerical[:1]]
-        numbers = rules[0].apply(integers)[0] if rules else integers.values.astype(np.float16)
-        return np.ascontiguousarray(numbers.T), self._encode_rows(hashes)
-
-    def _encode_rows(self, hashes: Parsed) -> np.ndarray:
+        results = rules[0].apply(integers)[0] if rules else integers.values.astype(np.float16)
         dtype = layout.id_dtype(max(self.cardinalities, default=0))
-        if native.host is not None:
-            return native.host.look_up_rows(*hashes, self._tables).astype(dtype, copy=False)
-        ids = np.empty((hashes.values.shape[1], self.num_categorical), dtype)
-        for i, numbers in enumerate(zip(*hashes, strict=True)):
-            ids[:, i] = self.lookup(self.dictionary_of[i])(Parsed(*numbers))
-        return ids
+        return np.ascontiguousarray(results.T), ids.astype(dtype, copy=False)
 
     @cached_property
-    def _tables(self) -> native.Tables:
-        """Returns the lookup of each field, in the form of the native code."""
-        return native.Tables([self.lookup(place) for place in self.dictionary_of])
+    def _native_lookups(self) -> native.Lookups:
+        return native.Lookups([self.lookup(place) for place in self.dictionary_of])
 
     def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.

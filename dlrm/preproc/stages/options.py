@@ -105,8 +105,8 @@ class RunConfig:
     )
     memory: str | None = setting(
         None,
-        "memory for sums and sorting, such as 4GB, which go on on the disk; default: half of what "
-        "is free",
+        "memory for sums and sorting, such as 4GB; what it does not hold goes to the disk; "
+        "default: half of what is free",
     )
     restart: bool = setting(False, "discard an unfinished run and start again")
 

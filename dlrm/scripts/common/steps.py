@@ -37,6 +37,7 @@ def run_step(
     words: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     held: Sequence[int] = (),
+    unsaid: str = "",
 ) -> None:
     """Runs a command of `dlrm` and waits for its end.
 
@@ -48,6 +49,7 @@ def run_step(
         variables: environment variables besides those of this process.
         held: descriptors, such as of locks, that stay open until the command ends, even if this
             process is killed before.
+        unsaid: text that is not printed of errors, such as advice for the command alone.
     """
     words = [name, *words, *flags_of(flags)]
     log.write(f"$ dlrm {shlex.join(words)}\n")
@@ -61,7 +63,7 @@ def run_step(
         pass_fds=held,
     ) as process:
         assert process.stdout is not None
-        errors = threading.Thread(target=_pass_on, args=(process.stderr, log))
+        errors = threading.Thread(target=_pass_on, args=(process.stderr, log, unsaid))
         errors.start()
         try:
             for line in process.stdout:
@@ -77,8 +79,8 @@ def run_step(
         raise StepError(name, code if code > 0 else 128 - code)
 
 
-def _pass_on(errors: TextIO, log: TextIO) -> None:
+def _pass_on(errors: TextIO, log: TextIO, unsaid: str) -> None:
     """Prints the lines of a stream for errors, and adds them to a log."""
     for line in errors:
         log.write(line)
-        print(line, end="", file=sys.stderr, flush=True)
+        print(line.replace(unsaid, ""), end="", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from dlrm.command_line import say, say_error
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
@@ -195,7 +196,8 @@ class _Learner:
         return embedding_l2(rows + sum(day["rows"] for day in self.days)) if saved else None
 
     def _step(self, name: str, flags: Mapping[str, Any], words: Sequence[str] = ()) -> None:
-        run_step(name, flags, self._log, "^warning:", words, held=[self._lock])
+        held = [self._lock]
+        run_step(name, flags, self._log, "^warning:", words, held=held, unsaid=LEAVES_OUT)
 
     def finish(self) -> None:
         """Writes the page, and removes datasets and models of more than `--keep` days ago."""

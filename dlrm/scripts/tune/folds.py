@@ -1,101 +1,80 @@
-"""Divides the training rows of a dataset into rows to fit and held-out rows.
-
-Each fold is a dataset of its own, with the held-out rows as its test split. The test and validation
-rows of the divided dataset are never opened. Rows keep their order, and the transform is that of
-all training rows.
-"""
+"""Writes the training rows of a dataset as a dataset whose test rows are those held out."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import taken
+from dlrm.data.clicks.bags import Ids, Jagged, taken
+from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.files import staged_directory
-from dlrm.mapped_files import map_file
+from dlrm.data.verification import Verifier
 from dlrm.scripts.tune.flags import TuneConfig
 
 _BLOCK_ROWS = 1 << 18
 
 
-def held_out(options: TuneConfig, fold: int, begin: int, rows: int) -> np.ndarray:
-    """Returns which of the `_BLOCK_ROWS` rows from `begin` on are held out in a fold.
+def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
+    """Writes a fold of a dataset's training rows, with the transform of all of them.
 
-    Args:
-        rows: number of all training rows.
+    Raises:
+        ValueError: a file is damaged, or the fold has no rows to fit, or holds none out.
     """
+    spec = FeatureSpec.load(options.dataset)
+    verifier = Verifier(spec.directory, layout.KIND, "first")
+    verifier.check_names(spec.path.name, layout.TRANSFORM)
+    rows = SplitDataset(spec, "train", _BLOCK_ROWS, verifier=verifier)
+    files = {split: spec.source_spec[split] for split in ("train", "test")}
+    own = replace(spec, path=directory / layout.FEATURE_SPEC, source_spec=files)
+    with SplitWriter(own, "train") as fitted, SplitWriter(own, "test") as judged:
+        for index in range(len(rows)):
+            batch = rows.batch(index)
+            columns = _columns(batch, spec)
+            held_out = _held_out(options, fold, index, rows.num_samples)
+            for split, writer, chosen in (("train", fitted, ~held_out), ("test", judged, held_out)):
+                ids = [taken(column, chosen) for column in columns]
+                writer.write(batch.labels.numpy()[chosen], batch.numerical.numpy()[chosen], ids)
+                if batch.weights is not None:
+                    weights_file = own.file(split, own.label).with_name(layout.WEIGHT_FILE)
+                    with open(weights_file, "ab") as file:
+                        file.write(batch.weights.numpy()[chosen].tobytes())
+    counts = {"train": fitted.num_rows, "test": judged.num_rows}
+    if not all(counts.values()):
+        raise ValueError(f"{options.dataset}: too few training rows to fit and to hold out")
+    own.save()
+    if (spec.directory / layout.TRANSFORM).is_dir():
+        shutil.copytree(spec.directory / layout.TRANSFORM, directory / layout.TRANSFORM)
+    layout.write_dataset_manifest(directory, counts, spec.cardinalities, {"fold": fold})
+
+
+def _held_out(options: TuneConfig, fold: int, block: int, rows: int) -> np.ndarray:
+    """Returns which rows of a block of a dataset's `rows` are held out in a fold."""
+    begin = block * _BLOCK_ROWS
     count = min(_BLOCK_ROWS, rows - begin)
     if options.order == "last":
         return begin + np.arange(count) >= rows - round(options.held_out * rows)
-    place = np.random.default_rng([options.seed, begin // _BLOCK_ROWS]).permutation(count)
+    place = np.random.default_rng([options.seed, block]).permutation(count)
     if options.folds > 1:
         return place % options.folds == fold
     return place < round(options.held_out * count)
 
 
-def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
-    """Writes a fold of a dataset's training rows as a dataset.
-
-    Raises:
-        ValueError: the fold has no rows to fit, or holds none out.
-    """
-    spec = FeatureSpec.load(options.dataset)
-    rows = spec.num_rows("train")
-    sizes = dict(zip(spec.categorical, spec.cardinalities, strict=True))
-    labels = map_file(spec.file("train", spec.label), np.dtype(np.uint8), (rows,))
-    if labels.max(initial=0) > 1:
-        row = int((labels > 1).argmax())
-        file = spec.file("train", spec.label)
-        raise ValueError(f"{file}: row {row}: expected a label of 0 or 1, got {labels[row]}")
-    numerical = np.empty((rows, 0), layout.NUMERICAL_DTYPE)
-    if spec.numerical:
-        dense = spec.file("train", spec.numerical[0])
-        numerical = map_file(dense, layout.NUMERICAL_DTYPE, (rows, len(spec.numerical)))
-    columns = [
-        ListColumn(spec, "train", name, rows, None)
-        if name in spec.lists
-        else map_file(spec.file("train", name), spec.dtype(name), (rows,))
-        for name in spec.categorical
-    ]
-    weighted = spec.weights_file("train")
-    weights = None if weighted is None else map_file(weighted, layout.WEIGHT_DTYPE, (rows,))
-    with staged_directory(directory) as staging:
-        counts = {}
-        new = FeatureSpec.named(
-            staging / layout.FEATURE_SPEC,
-            spec.label,
-            spec.numerical,
-            sizes,
-            ["train", "test"],
-            lists=spec.lists,
-            tables=spec.shared_tables,
-        )
-        for split in ("train", "test"):
-            folder = new.file(split, new.label).parent
-            with SplitWriter(new, split) as writer:
-                for begin in range(0, rows, _BLOCK_ROWS):
-                    own = slice(begin, min(begin + _BLOCK_ROWS, rows))
-                    chosen = held_out(options, fold, begin, rows) == (split == "test")
-                    blocks = [
-                        one.read(own.start, own.stop) if isinstance(one, ListColumn) else one[own]
-                        for one in columns
-                    ]
-                    ids = [taken(block, chosen) for block in blocks]
-                    writer.write(labels[own][chosen], numerical[own][chosen], ids)
-                    if weights is not None:
-                        with open(folder / layout.WEIGHT_FILE, "ab") as weight_file:
-                            weight_file.write(weights[own][chosen].tobytes())
-            counts[split] = writer.num_rows
-            if not writer.num_rows:
-                raise ValueError(
-                    f"{options.dataset}: {rows:,} training rows are too few to fit and to hold out"
-                )
-        new.save()
-        layout.write_model_size(staging, spec.cardinalities)
-        if (spec.directory / layout.TRANSFORM).is_dir():
-            shutil.copytree(spec.directory / layout.TRANSFORM, staging / layout.TRANSFORM)
-        layout.write_dataset_manifest(staging, counts, spec.cardinalities, {"fold": fold})
+def _columns(batch: Batch, spec: FeatureSpec) -> list[Ids]:
+    """Returns the ids of each field."""
+    ids, weights, columns = batch.categorical.numpy(), batch.id_weights, list[Ids]()
+    if batch.lengths is None:
+        return [*ids.T]
+    lengths = batch.lengths.numpy()
+    fields = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
+    for number, name in enumerate(spec.categorical):
+        own, field = fields == number, spec.lists.get(name)
+        column: Ids = ids[own]
+        if field is not None:
+            own_weights = weights.numpy()[own] if weights is not None and field.weighted else None
+            column = Jagged(column, lengths[:, number], own_weights)
+        columns.append(column)
+    return columns

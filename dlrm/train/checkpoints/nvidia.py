@@ -297,9 +297,10 @@ def _tables(path: Path, dim: int) -> list[SavedRows]:
         if file.name not in names:
             raise FileNotFoundError(f"{file}: missing, though there are {len(names)} tables")
         meta = path / f"embeddings.{index}.meta.pt"
+        found = _load(meta)
         try:
-            rows, found_dim = (int(size) for size in _load(meta)["shape"])
-        except (KeyError, TypeError) as error:
+            rows, found_dim = (int(size) for size in found["shape"])
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{meta}: expected a shape of two sizes, got {error!r}") from error
         if found_dim != dim:
             raise ValueError(

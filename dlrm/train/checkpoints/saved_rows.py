@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dlrm.mapped_files import map_file
-from dlrm.train.checkpoints.description import CONFIG
 
 _BLOCK_BYTES = 1 << 24
 
@@ -67,13 +66,10 @@ def saved_tables(
     """
     folder = path / "tables"
     tables, state = [], []
-    try:
-        for index, table in enumerate(config["tables"]):
-            rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
-            tables.append(SavedRows(folder / f"{index}.bin", rows, table["dim"]))
-            state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
-    except KeyError as error:
-        raise ValueError(f"{path / CONFIG}: expected tables, got {error!r}") from error
+    for index, table in enumerate(config["tables"]):
+        rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
+        tables.append(SavedRows(folder / f"{index}.bin", rows, table["dim"]))
+        state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
     return tables, state
 
 

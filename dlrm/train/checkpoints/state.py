@@ -20,7 +20,6 @@ from dlrm.documents import brief, read_json
 from dlrm.train.checkpoints.description import CONFIG
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
-INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
 
 class TablePart(NamedTuple):
@@ -111,16 +110,14 @@ def optimizer_state(
     for weight, optimizer in parameters.optimizer_of():
         key, in_table = id(weight), id(weight) in tables
         for name, value in optimizer.state.get(weight, {}).items():
-            if not isinstance(value, Tensor | int):
+            if not isinstance(value, Tensor):
                 continue
             if not in_table:
-                mark = "" if isinstance(value, Tensor) else INTEGER
-                others[f"{names[key]}/{name}{mark}"] = torch.as_tensor(value)
-            elif isinstance(value, Tensor) and value.ndim:
+                others[f"{names[key]}/{name}"] = value
+            elif value.ndim:
                 rows.setdefault(key, {})[name] = value
             else:
-                number = value.item() if isinstance(value, Tensor) else value
-                scalars.setdefault(key, {})[name] = number
+                scalars.setdefault(key, {})[name] = value.item()
     return rows, scalars, others
 
 

@@ -4,13 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from column_testing import fit_dictionary, text_column
 from hypothesis import given, settings, strategies as st
 
 from dlrm.data.sources import native
-from dlrm.data.sources.columns import Parsed, read_hexadecimal
+from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.log_lines import LogFormat, explain, parse_lines
-from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.lookup import IdLookup
 
 needs_native = pytest.mark.skipif(native.host is None, reason="the parser is not built")
@@ -142,18 +140,29 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
     assert stored(Parsed(values, missing)).tolist() == expected
 
 
-@needs_native
 def test_a_lookup_of_wrong_sizes_is_refused():
-    lookup = IdLookup.from_dictionary(
-        fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool))))
-    )
-    numbers, _ = read_hexadecimal(text_column(["1", "2"]))
-    with pytest.raises(ValueError, match="sizes do not fit"):
-        native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))
-    with pytest.raises(ValueError, match="sizes do not fit"):
-        native.Tables([lookup._replace(ids=lookup.ids[:-1])])
+    lookup = IdLookup.from_dictionary(np.arange(9, dtype=np.uint64))
+    for arrays in ({"ids": lookup.ids[:-1]}, {"hashes": lookup.hashes[1:]}):
+        with pytest.raises(ValueError, match="sizes do not fit: expected [89] ids"):
+            IdLookup(*lookup._replace(**arrays))
     for directory in ([], [0], [0, 3, 6, 9], [0, 8]):
-        with pytest.raises(ValueError, match=r"sizes do not fit: expected a directory of 2\*\*k"):
-            native.Tables([lookup._replace(directory=np.array(directory, np.int64))])
-    with pytest.raises(ValueError, match="sizes do not fit: expected 9 of uint64"):
-        native.Tables([lookup._replace(hashes=lookup.hashes.astype(np.int64))])
+        with pytest.raises(ValueError, match=r"expected 9 ids and a directory of 2\*\*k"):
+            IdLookup(lookup.hashes, lookup.ids, np.array(directory, np.int64))
+
+
+@needs_native
+def test_the_native_code_takes_arrays_of_its_sizes_and_types_alone():
+    lookup = IdLookup.from_dictionary(np.arange(9, dtype=np.uint64))
+    numbers, missing = np.arange(2, dtype=np.uint64), np.zeros(2, bool)
+    assert native.host.look_up(numbers, missing, *lookup).dtype == lookup.ids.dtype
+    with pytest.raises(ValueError, match="expected 2 values of missing, got 3"):
+        native.host.look_up(numbers, np.zeros(3, bool), *lookup)
+    for wrong in (numbers.astype(np.int64), numbers.astype(np.uint32), np.zeros(4, "u8")[::2]):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            native.host.look_up(wrong, missing, *lookup)
+    data, places = np.zeros(8, np.uint8), np.array([0, 3])
+    for ends in ([1, 9], [1, 2], [-1, 3], [1], [1, 2**62]):
+        with pytest.raises(ValueError, match="sizes do not fit"):
+            native.host.hash_texts(data, places, np.array(ends))
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        native.host.are_numbers(data, places.astype(np.int32), places)

@@ -242,34 +242,29 @@ def test_wrong_options_are_named(local, tmp_path):
 
 def test_a_log_read_as_a_table_has_the_same_numbers_and_ids(local, logs, tmp_path):
     """The schema of logs is one of hexadecimal and decimal fields, which any table may have."""
-    options = {"dictionary_days": (0, 0), "output_ordering": "input", "frequency_limit": "3"}
-    days = prepare(local, logs, tmp_path, **options)
+    options = {"output_ordering": "input", "frequency_limit": "3", "hold_out": False}
+    (tmp_path / "raw").mkdir()
     lines = (logs / "day_0").read_text().splitlines()
-    whole = tmp_path / "day_0"  # tables have no short lines
+    whole = tmp_path / "raw" / "day_0"  # tables have no short lines
     whole.write_text("".join(f"{line}{chr(9) * (39 - line.count(chr(9)))}\n" for line in lines))
-    fitted = Transform.load(days / layout.TRANSFORM)
-    more = {"crosses": (Cross(("categorical 0", "categorical 3"), buckets=50),)}
-    table = tmp_path / "table"
-    for name, schema in (("plain", fitted.schema), ("more", replace(fitted.schema, **more))):
-        made = prepare_tables(
-            TableOptions(Schema.from_dict(schema.to_dict()), output_ordering="input"),
-            {"train": find_tables([whole], "csv")},
-            table / name,
-            lambda folder: nullcontext(local),
-            say=lambda line: None,
-        )
-        assert made["totals"]["train"]["rows"] > 0
-        for column in range(26):
-            file = f"cat_{column}.bin"
-            dtype = layout.id_dtype(fitted.cardinalities[column])
-            expected = np.fromfile(days / "train" / file, dtype)
-            found = np.fromfile(table / name / "train" / file, dtype)
-            np.testing.assert_array_equal(found, expected[: len(found)])
-        numbers = np.fromfile(table / name / "train" / "numerical.bin", np.float16)
-        numbers = numbers.reshape(-1, 13)
-        expected = np.fromfile(days / "train" / "numerical.bin", np.float16).reshape(-1, 13)
-        np.testing.assert_array_equal(numbers, expected[: len(found)])
-    assert (table / "more" / "train" / "cat_26.bin").stat().st_size == len(found)
+    run = LogOptions(**options)
+    with open_work_folder(tmp_path / "log", run.facts(), True, False) as work:
+        pipeline.prepare(PreparationRun(local, work, run, lambda text: None), [whole])
+        work.publish()
+    schema = replace(run.schema, crosses=(Cross(("categorical 0", "categorical 3"), buckets=50),))
+    prepare_tables(
+        TableOptions(Schema.from_dict(schema.to_dict()), output_ordering="input"),
+        {"train": find_tables([whole], "csv")},
+        tmp_path / "table",
+        lambda folder: nullcontext(local),
+        say=lambda line: None,
+    )
+    found = binary_files(tmp_path / "table")
+    assert len(found.pop("train/cat_26.bin")) == len(found["train/label.bin"])
+    log = binary_files(tmp_path / "log")
+    assert {name: data for name, data in found.items() if data} == {
+        name: data for name, data in log.items() if data
+    }
 
 
 def test_the_transform_of_a_table_is_none_of_logs(local, tmp_path):

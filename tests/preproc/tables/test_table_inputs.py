@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
-from tables_testing import COLUMNAR, contents, prepare, write_table
+from tables_testing import COLUMNAR, check_bad_row, contents, prepare, write_table
 
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.parts import parts_of_file
@@ -91,25 +91,14 @@ def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case, suffix):
     columns, problem = BAD_VALUES[case]
     path = write(tmp_path / f"a{suffix}", **columns)
     place = f"{path}, {COLUMNAR[suffix][0]} 1, row 1"
-    assert refusal(path, tmp_path).startswith(f"{place}, column {problem}")
-    message = refusal(path, tmp_path, bad_lines="quarantine", restart=True)
+    check_bad_row(SCHEMA, path, place, f"column {problem}", tmp_path / "dataset")
+
+
+def test_too_many_bad_rows_end_the_run(tmp_path):
+    path = write(tmp_path / "a.parquet", x=[0.0, 1.0, 2.0, np.nan])
+    message = refusal(path, tmp_path, bad_lines="quarantine")
     assert message.startswith("1 of 4 rows cannot be read")
-    assert problem in message
-    prepare(
-        SCHEMA,
-        [path],
-        tmp_path / "dataset",
-        bad_lines="quarantine",
-        max_bad_lines=0.25,
-        restart=True,
-    )
-    (found,) = contents(tmp_path / "dataset" / "quarantine").values()
-    where, why, values = found.decode().split("\t", 2)
-    assert where == place
-    assert f"column {why}".startswith(f"column column {problem}")
-    assert values.startswith("y=")
-    assert values.endswith("\n")
-    assert (tmp_path / "dataset" / "train" / "label.bin").stat().st_size == 3
+    assert "row group 1, row 1, column x: expected a finite number" in message
 
 
 @pytest.mark.parametrize("batch_rows", [1, 7, 60])
@@ -345,17 +334,7 @@ BAD_LINES = {
 def test_a_bad_line_of_json_is_named(tmp_path, case):
     line, problem = BAD_LINES[case]
     path = write_json(tmp_path / "a.jsonl", row(), row(y=1), line, row())
-    message = refusal(path, tmp_path)
-    assert message.startswith(f"{path}, line 3")
-    assert problem in message
-    assert message.endswith("; --bad_lines quarantine leaves such rows out")
-    prepare(
-        SCHEMA, [path], tmp_path / "d", bad_lines="quarantine", max_bad_lines=0.25, restart=True
-    )
-    (found,) = contents(tmp_path / "d" / "quarantine").values()
-    assert found.decode().startswith(f"{path}, line 3\t")
-    assert problem in found.decode()
-    assert (tmp_path / "d" / "train" / "label.bin").stat().st_size == 3
+    check_bad_row(SCHEMA, path, f"{path}, line 3", problem, tmp_path / "d")
 
 
 def test_a_column_that_no_line_has_is_named(tmp_path):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tables_testing import contents, prepare, write_table
+from tables_testing import check_bad_row, contents, prepare, write_table
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -82,14 +82,7 @@ def test_a_bad_list_is_named_and_can_be_put_aside(tmp_path, case, kind):
     schema["categorical"][0]["keep"] = "all"
     path = write(tmp_path / f"a.{kind}", **rows)
     where = f"{path}, row group 1, row 1" if kind == "parquet" else f"{path}, line 4"
-    with pytest.raises((ValueError, TaskError)) as failed:
-        prepare(schema, [path], tmp_path / "d", **TEST)
-    assert str(failed.value).startswith(f"{where}, column {problem}")
-    assert not (tmp_path / "d").exists()
-    aside = {"bad_lines": "quarantine", "max_bad_lines": 0.25, "restart": True}
-    prepare(schema, [path], tmp_path / "d", **aside, **TEST)
-    (found,) = contents(tmp_path / "d" / "quarantine").values()
-    assert found.decode().startswith(f"{where}\tcolumn {problem}")
+    check_bad_row(schema, path, where, f"column {problem}", tmp_path / "d", **TEST)
 
 
 TYPES = {

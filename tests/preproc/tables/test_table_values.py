@@ -161,3 +161,37 @@ def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_pat
         assert column(dataset, "numerical", "<f2") == [5, 0, 1, 5]
         assert column(dataset, "cat_0", "i1") == [1, 0, 2, 1]
         assert column(dataset, "cat_1", "i1") == [1, 0, 2, 1]
+
+
+def test_nan_is_missing_where_all_other_values_are_numbers_of_any_part(tmp_path):
+    schema = {"label": "y", "categorical": ["f", "t", "w"]}
+    schema["crosses"] = [{"fields": ["t", "f", "w"], "frequency_limit": 1}]
+    columns = {
+        "f": [1.5, np.nan, 2.0, np.nan, 1.5],
+        "t": ["7", "5", "nan", "NaN", "7"],
+        "w": ["nan", "nan", "nan", "a", "nan"],  # a word like any other
+    }
+    without = {
+        "f": [1.5, None, 2.0, None, 1.5],
+        "t": ["7", "5", None, None, "7"],
+        "w": columns["w"],
+    }
+    for name, values in (("nan", columns), ("none", without)):
+        path = write(tmp_path / f"{name}.parquet", 1, y=[0, 1, 1, 0, 1], **values)
+        prepare(schema, [path], tmp_path / name, split_bytes=1, output_ordering="input")
+    for suffix in (".bin", ".npy"):
+        assert contents(tmp_path / "nan", suffix) == contents(tmp_path / "none", suffix)
+    assert column(tmp_path / "nan", "cat_2", "i1") == [1, 1, 1, 2, 1]
+    assert column(tmp_path / "nan", "cat_3", "i1") == [1, 0, 0, 0, 1]
+
+
+def test_a_column_without_any_value_has_an_empty_dictionary(tmp_path):
+    schema = {"label": "y", "categorical": ["c", {"column": "i", "type": "integer"}]}
+    schema["numerical"] = [{"column": "x", "transform": "quantile", "bins": 4}]
+    empty = {"c": pa.nulls(4, pa.string()), "i": pa.nulls(4, pa.int64())}
+    path = write(tmp_path / "a.parquet", 2, y=[0, 1, 0, 1], x=pa.nulls(4, pa.float64()), **empty)
+    prepare(schema, [path], tmp_path / "d", split_bytes=1)
+    assert Transform.load(tmp_path / "d" / "transform").cardinalities == [1, 1]
+    assert column(tmp_path / "d", "numerical", "<f2") == [0.5] * 4
+    for name in ("cat_0", "cat_1"):
+        assert column(tmp_path / "d", name, "i1") == [0] * 4

@@ -157,6 +157,19 @@ def words(root):
     return [*command, f"--train_flags={root}/small.flags"]
 
 
+def test_errors_of_a_step_leave_out_advice_for_it_alone(tmp_path, capfd):
+    (tmp_path / "logs").mkdir()
+    write_day(tmp_path / "logs", 1, rows=20)
+    day = tmp_path / "logs/2026-11-01.csv"
+    day.write_text(day.read_text() + "0,abc,i1,2\n")
+    (tmp_path / "schema.yaml").write_text(SCHEMA)
+    names = {"days": "logs", "schema": "schema.yaml", "output": "chain"}
+    assert run(COMMANDS["daily"], [f"--{n}={tmp_path / path}" for n, path in names.items()]) == 1
+    error = capfd.readouterr().err
+    assert "2026-11-01.csv, line 22, column price" in error
+    assert "--bad_lines" not in error
+
+
 @pytest.mark.slow
 def test_metrics_are_those_of_the_model_of_the_day_before(root, tmp_path):
     scores = tmp_path / "scores.npy"

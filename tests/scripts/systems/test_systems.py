@@ -95,8 +95,12 @@ def test_show_has_the_command_and_what_was_published(capsys):
         (["run", "ipu/cnn/validate-checkpoints", "--smoke"], "--restore_path="),
         (["run", "nvidia/dlrm-small/quick-start/test-1gpu", "--dataset=."], "load_checkpoint_path"),
         (["run", "gaudi/dlrm-medium/trend", "--smoke", "--grid=1n1d,1n2d"], "expected one place"),
+        (["run", MEDIUM + "/eager-fp32", "--", "--no_such_flag=1"], "no_such_flag"),
         (["list", "--", "--smoke"], "only `run` takes flags"),
         (["list", "--model=vgg"], "--model vgg: expected one of"),
+        (["list", "--source=005"], "--source 005: expected one of 000"),
+        (["run", MEDIUM + "/eager-fp32", "--pipeline"], "eager-fp32 is not divided into parts"),
+        (["run", "ipu/rn50/train-m2000", "--pipeline", "--grid=1n999d"], "of 4 processes each on"),
     ],
 )
 def test_mistakes_are_named(arguments, error, capsys):
@@ -154,46 +158,6 @@ def test_checkpoints_of_a_training_are_validated(tmp_path):
     assert records()[-1]["unit"] == "best_top1, %"
 
 
-DYING = """
-import os, signal, sys
-if "dlrm.scripts.cnn" in sys.orig_argv:
-    with open({marker!r}, "a") as file:
-        file.write("x")
-    if os.path.getsize({marker!r}) == {dies}:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.fixture
-def dying(tmp_path, monkeypatch):
-    """Makes one run of ResNet-50 die as it starts; returns the file with a byte for each run."""
-    marker = tmp_path / "runs"
-
-    def of_number(number):
-        code = DYING.format(marker=str(marker), dies=number)
-        (tmp_path / "sitecustomize.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-        return marker
-
-    return of_number
-
-
-@pytest.mark.slow
-def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(dying, capsys):
-    marker = dying(1)
-    assert smoke(TRAINING, "--repeats=2") == 1
-    assert [record["exit_code"] for record in records()] == [-9, 0]
-    captured = capsys.readouterr()
-    assert "run 1/2 failed with exit code -9" in captured.out
-    assert "1 run failed" in captured.err
-    assert smoke(TRAINING, "--repeats=2") == 0
-    assert marker.stat().st_size == 3
-    assert [record["exit_code"] for record in records()] == [-9, 0, 0]
-    out = capsys.readouterr().out
-    assert "1 of 2 runs are done" in out
-    assert "mean of 2 runs" in out
-
-
 def test_a_failing_command_is_quoted(capsys):
     assert smoke(TRAINING, "--", "--load_checkpoint_path=/nowhere") == 1
     (record,) = records()
@@ -202,15 +166,171 @@ def test_a_failing_command_is_quoted(capsys):
     assert "/nowhere" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [ONE, "gaudi/scale8/rn50-graph-bf16-b256"])
-def test_places_of_a_grid_scale(row, capsys):
-    grid = ["--grid=1n1d,1n2d", "--smoke", "--repeats=1", "--threads=1"]
-    assert main(["run", row, *grid]) == 0
-    one, two = (record["values"][0] for record in records())
+PYTHON = """#!{python} -SE
+import json, os, sys
+with open({folder!r} + "/started", "a") as file:
+    print(*sys.argv, os.environ["OMP_NUM_THREADS"], file=file)
+said = json.load(open({folder!r} + "/said.json"))
+found = [run for word, run in said.items() if word in sys.argv][0]
+entries = [("PARAMETER", {{"batch_size": found.get("batch_size", "8"), "seed": 1}})]
+entries += [([step], data) for step, data in enumerate(found["steps"], 1)]
+entries += [([], found["summary"])] if "summary" in found else []
+with open(sys.argv[-1].partition("=")[2], "w") as log:
+    for step, data in entries:
+        log.write("DLLL " + json.dumps({{"type": "LOG", "step": step, "data": data}}) + "\\n")
+if found.get("dies"):
+    os.kill(os.getpid(), 9)
+sys.exit(found.get("error"))
+"""
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """Replaces Python by a program that logs what the test says, by a word of the command."""
+    (tmp_path / "python").write_text(PYTHON.format(python=sys.executable, folder=str(tmp_path)))
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return lambda by_word: (tmp_path / "said.json").write_text(json.dumps(by_word))
+
+
+def losses(*values, **summary):
+    return {"steps": [{"loss": value, "step_time": 0.5} for value in values], "summary": summary}
+
+
+def rate(value):
+    return losses(average_train_throughput=value)
+
+
+def test_each_seed_counts_in_its_precision(said, capsys):
+    numbers = {f"--seed={seed}": seed / 100 for seed in range(8, 24)}
+    said({name: losses(auc=value) for name, value in numbers.items()})
+    assert main(["run", "nvidia/dlrm-small/seeds", "--dataset=."]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if ": run 1/1: " not in line]
+    deviation = f"standard deviation {statistics.stdev(numbers.values()):.6f}"
+    of_all = f"16 seeds: mean 0.155000, smallest 0.080000, largest 0.230000, {deviation}"
+    assert lines[:2] == [f"{name} precision auc, {of_all}" for name in ("Mixed", "Single")]
+    assert lines[2].startswith("published: Mixed precision 0.803614 AUC, Single precision 0.80362")
+    assert [record["values"][0] for record in records()] == [*numbers.values()] * 2
+    ran = [f"seed-{seed}/{kind}" for kind in ("amp", "fp32") for seed in range(8, 24)]
+    assert [record["row"] for record in records()] == [f"nvidia/dlrm-small/{name}" for name in ran]
+
+
+@pytest.mark.parametrize(
+    ("row", "run", "error"),
+    [
+        ("nvidia/dlrm-small/seed-8/amp", losses(1.0), "the run tested nothing, so it has no metr"),
+        ("ipu/rn50/train-m2000", {"steps": []}, "log.json has no summary"),
+        (TRAINING, losses(1.0), "no throughput: it ended within --benchmark_warmup_steps"),
+        ("ipu/rn50/train-m2000", rate(9.0), "the run logged 0 steps, of which the first 1 do not"),
+    ],
+)
+def test_a_log_without_figures_is_no_result(row, run, error, said):
+    said({"-m": run})
+    assert main(["run", row, "--dataset=.", "--threads=1"]) == 1
+    (record,) = records()
+    assert record["exit_code"] == 1
+    assert record["error"].startswith("no figures: ")
+    assert error in record["error"]
+
+
+@pytest.mark.parametrize(("loss", "code", "verdict"), [(2.0, 0, "match"), (3.0, 1, "do not match")])
+def test_losses_of_two_rows_decide_a_trend(loss, code, verdict, said, capsys):
+    twos = [2.0] * 10
+    by_flag = {"--amp": [*twos, loss, *twos], "--noamp": [*twos, 2.0, *twos]}
+    said({flag: losses(*own, average_train_throughput=9.0) for flag, own in by_flag.items()})
+    assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == code
+    gap = f"{0.1 * (loss - 2) / 2:.2e}"
+    assert f"eager-fp32 {verdict}: largest gap {gap}" in capsys.readouterr().out
+    assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == code
+    assert len(records()) == 2  # nothing is run again
+
+
+def test_a_failed_run_ends_a_comparison(said, capsys):
+    said({"-m": {"steps": [], "error": "error: no room"}})
+    assert main(["run", f"{MEDIUM}/trend", "--smoke"]) == 1
+    assert "no room; the same command runs what is missing" in capsys.readouterr().err
+
+
+def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(said, capsys):
+    for runs, code in ((rate(8.0) | {"dies": True}, 1), (rate(9.0), 0), (rate(7.0), 0)):
+        said({"-m": runs})
+        assert smoke(TRAINING, f"--repeats={2 - code}") == code
+    captured = capsys.readouterr()
+    assert "run 1/1 failed with exit code -9" in captured.out
+    assert "1 run failed" in captured.err
+    assert "2 of 2 runs are done" in captured.out
+    assert "measured   9 images/s, mean of 2 runs" in captured.out
+    assert [record["exit_code"] for record in records()] == [-9, 0, 0]
+
+
+SERIES = [1024, 32768, 65536]  # of 16384 samples a step
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices", "values"),
+    [
+        (["ipu/rn50/train-m2000", "--keep=kept"], 1, SERIES),
+        (["ipu/rn50/train-m2000", "--pipeline"], 4, SERIES),
+        (["ipu/bert-base/pretrain-128-pod16", "--pipeline", "--grid=1n1d"], 4, SERIES),
+        (["gaudi/rn50/top1-from-epoch80", "--dataset=."], 1, [75.0]),
+        (["dlperf/bert-base/fp32-b32/1n1d", "--repeats=1"], 1, [3.5]),
+    ],
+)
+def test_each_rule_takes_its_values_from_the_log(arguments, devices, values, said, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    summary = {"average_train_throughput": 3.5, "best_top1": 0.75}
+    steps = [{"step_time": seconds} for seconds in (16.0, 0.5, 0.25)]
+    said({"-m": {"steps": steps, "summary": summary}})
+    assert main(["run", *arguments]) == 0
+    (record,) = records()
+    assert (record["values"], record["processes"]) == (values, devices)
+    assert record["step_time"] == {"p50": 0.5, "p90": 16.0, "p99": 16.0}
+    launched = f"-m torch.distributed.run --standalone --nproc_per_node {devices} -m dlrm.scripts"
+    (started,) = Path("started").read_text().splitlines()
+    assert (launched in started) == (devices > 1)
+    assert started.endswith(f" {4 // devices}")  # threads
+    kept = [*Path().glob("kept/ipu/rn50/train-m2000/1n1d/run-1-*/log.json")]
+    assert len(kept) == ("--keep=kept" in arguments)
+
+
+def test_a_scaling_has_the_published_efficiency_beside_it(said, capsys, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    said({"torch.distributed.run": rate(70.0), "-m": rate(10.0)})
+    assert main(["run", "gaudi/scale8/rn50-graph-bf16-b256"]) == 0
     out = capsys.readouterr().out
-    assert f"  speed-up   {two / one:.2f}, efficiency {two / one / 2:.1%}\n" in out
-    assert ("published: scaling efficiency 88.5 % (8 Gaudis" in out) == (row != ONE)
+    assert "  published  679 images/sec" in out
+    assert "; ours is 0.0147 times it\n" in out
+    assert "  speed-up   7.00, efficiency 87.5%\n" in out
+    assert out.endswith("published: scaling efficiency 88.5 % (8 Gaudis (one HLS))\n")
+
+
+def test_a_run_on_gpus_is_planned_for_them_and_names_them(said, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Some GPU")
+    said({"-m": rate(10.0) | {"batch_size": "48"}})
+    assert main(["run", ONE, "--grid=1n4d"]) == 2
+    assert "4 devices on 1 machine(s), and this one has 3 (GPUs)" in capsys.readouterr().err
+    assert main(["run", ONE, "--grid=1n3d", "--repeats=1"]) == 0
+    assert "hardware: 3 x Some GPU, not" in capsys.readouterr().out
+    assert main(["run", "dlperf/bert-base/fp32-bmax/1n1d", "--repeats=1"]) == 0
+    one, two = records()
+    assert one["gpu"] == one["processor"] == "Some GPU"
+    assert (two["batch_per_device"], two["global_batch_found"]) == ("max", 48)
+
+
+def test_what_differs_from_the_document_is_listed(capsys):
+    name = "nvidia/dlrm-small/throughput/dgx-a100-1gpu/amp"
+    assert table("001", capsys)[name]["ours"] == ""
+    made_up("no/row", [1.0])
+    made_up(name, [10.0], "1n2d", emulated=True, processes=1, changed=["--lr=1"])
+    found = table("001", capsys)[name]["comparison"]
+    assert "; precision: bf16 on a CPU, not fp16; 2 devices emulated by 1 processes; " in found
+    assert "; flags: --lr=1; place: 1n2d, not 1n1d" in found
+    made_up(name, [10.0, 12.0], changed=["--lr=1"])
+    shown = tables.summary(*tables.results(records()[2:]))
+    assert "the 2 runs differ by 18.2%" in shown
+    assert " times it" not in shown  # with another rate
 
 
 def made_up(row: str, values, label="1n1d", **more):
@@ -302,6 +422,8 @@ def test_a_row_shows_its_newest_runs_at_full_size_with_its_own_flags(capsys):
             '"values": [NaN]}',
             "finite",
         ),
+        ('{"row": "x", "label": "1n1d", "exit_code": 0, "nodes": 1, "devices": 1}', "got None"),
+        ('{"row": "x", "label": "1n1d", "exit_code": 1, "nodes": 1, "devices": 1}', "the error"),
     ],
 )
 def test_a_line_that_is_no_result_is_named(line, problem, capsys):
@@ -322,8 +444,8 @@ def test_a_file_that_is_not_text_is_named(capsys):
 
 
 @pytest.mark.parametrize("end", ['{"row": "gaudi/rn50/graph-fp32", "lab', ""])
-def test_a_line_that_a_killed_process_left_unfinished_costs_nothing(end, dying):
-    dying(1)
+def test_a_line_that_a_killed_process_left_unfinished_costs_nothing(end, said):
+    said({"-m": rate(9.0) | {"dies": True}})
     made_up(ONE, [10.0])
     text = Path("systems.jsonl").read_text()
     Path("systems.jsonl").write_text(text + end if end else text.rstrip("\n"))
@@ -336,11 +458,6 @@ def test_two_processes_do_not_append_to_one_file(capsys):
         assert smoke(TRAINING) == 2
     assert "another run appends to it" in capsys.readouterr().err
     assert main(["table", "002"]) == 0
-
-
-def test_a_run_without_a_figure_is_no_result(capsys):
-    assert smoke(TRAINING, "--", "--benchmark_warmup_steps=20") == 1
-    assert "no throughput: it ended within --benchmark_warmup_steps" in records()[0]["error"]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
@@ -366,15 +483,12 @@ def test_a_stopped_command_takes_its_run_with_it(stop, tmp_path):
     assert not any(Path(f"/proc/{number}").exists() for number in running)
 
 
-@pytest.mark.slow
-def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(capsys):
-    pattern = "ipu/effb0/infer-*/b1"  # the second has four devices
-    capacity = os.cpu_count() or 1
-    assert main(["run", pattern, "--smoke", "--threads=1"]) == (1 if capacity < 4 else 0)
-    ran = [record["row"] for record in records()]
-    assert ran[0] == "ipu/effb0/infer-synthetic/b1"
-    out = capsys.readouterr().out
-    assert capacity >= 4 or "passed over: ipu/effb0/infer-generated-x4/b1" in out
+def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(said, capsys, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    said({"-m": losses(inference_throughput_1=9.0)})
+    assert main(["run", "ipu/effb0/infer-*/b1", "--smoke"]) == 1  # the second has four devices
+    assert [record["row"] for record in records()] == ["ipu/effb0/infer-synthetic/b1"]
+    assert "passed over: ipu/effb0/infer-generated-x4/b1" in capsys.readouterr().out
 
 
 def test_a_comparison_says_what_differs_and_what_does_not(capsys):
@@ -400,44 +514,9 @@ def test_only_the_same_gpu_compares(gpu, same, capsys):
 
 
 @pytest.mark.slow
-def test_seeds_of_the_stability_test_are_the_rows_of_their_seeds(capsys):
-    row = "nvidia/dlrm-small/seeds"
-    assert main(["run", row, "--smoke", "--threads=1"]) == 0
-    rows = [record["row"] for record in records()]
-    expected = [f"seed-{seed}/{precision}" for seed in (8, 9) for precision in ("amp", "fp32")]
-    assert rows == [f"nvidia/dlrm-small/{name}" for name in expected]
-    out = capsys.readouterr().out
-    values = [record["values"][0] for record in records()]
-    lines = out[out.index("| Random seed |") :].splitlines()
-    assert lines[0] == "| Random seed | Mixed precision items/s | Single precision items/s |"
-    assert lines[2] == f"| 8 | {values[0]:.6f} | {values[1]:.6f} |"
-    mean, deviation = statistics.mean, statistics.stdev
-    for line, of in ((lines[4], mean), (lines[7], deviation)):
-        assert line.endswith(f"| {of(values[::2]):.6f} | {of(values[1::2]):.6f} |")
-    assert out.endswith("nothing to compare\n")
-
-
-@pytest.mark.slow
 def test_losses_of_the_medium_model_follow_float32_run_eagerly(capsys):
     assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == 0
     assert [len(record["losses"]) for record in records()] == [19] * 2  # the summary has the last
     lines = capsys.readouterr().out.splitlines()
     rows = f"{MEDIUM}/lazy-bf16-b512 and {MEDIUM}/eager-fp32"
     assert lines[-1].startswith(f"losses at reduced sizes of {rows} match: largest gap")
-
-
-PLANTED = """
-import sys
-if "--amp_dtype=bf16" in sys.orig_argv:
-    from dlrm import ops
-    right = ops.logistic_loss
-    ops.logistic_loss = lambda *a, **k: 1.1 * right(*a, **k)
-"""
-
-
-@pytest.mark.slow
-def test_a_planted_bug_fails_the_trend(tmp_path, monkeypatch, capsys):
-    (tmp_path / "sitecustomize.py").write_text(PLANTED)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    assert main(["run", f"{MEDIUM}/trend", "--smoke", "--threads=1"]) == 1
-    assert "do not match: largest gap" in capsys.readouterr().out

@@ -228,7 +228,7 @@ class _Rows:
             of_numbers = [i for i, name in enumerate(names) if name in numbers]
             for i in of_numbers:
                 kept[i] = native.NUMBERS
-            read = native.host.read_json(block, names, kept)
+            read = native.read_json(block, names, kept)
             if read.outcome != native.ROWS:
                 return None
             self._names |= dict.fromkeys(read.names, 0)
@@ -281,7 +281,7 @@ def _first_names(block: bytes) -> list[str]:
     except (ValueError, RecursionError):
         return []
     names = list(row) if isinstance(row, dict) else []
-    return [] if any("\n" in name or not_utf_8(name) for name in names) else names
+    return [] if any(map(not_utf_8, names)) else names
 
 
 def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
