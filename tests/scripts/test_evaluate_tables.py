@@ -119,6 +119,22 @@ def test_groups_weights_and_days_are_columns_of_a_raw_table(model):
         check_days(facts, rows["seen"], rows["clicked"], chances, column)
 
 
+def test_a_model_of_another_dictionary_reads_rows_by_its_own(model, tmp_path):
+    rows = pq.read_table(model / "rows.parquet").sort_by("city")
+    pq.write_table(rows.slice(600), tmp_path / "other.parquet")  # most are of z, none is of x
+    words = [f"--schema={model / 'schema.yaml'}", f"--input={tmp_path / 'other.parquet'}"]
+    words += [f"--output={tmp_path / 'd'}", "--cores=1", "--noreport"]
+    forked.succeed("dlrm.scripts.prepare", *words)
+    small = ["--embedding_dim=4", "--bottom_mlp_sizes=4", "--top_mlp_sizes=8,1", "--max_steps=20"]
+    small += [f"--dataset={tmp_path / 'd'}", "--base_device=cpu", "--lr=0.1", "--warmup_steps=0"]
+    forked.succeed("dlrm.scripts.main", *small, f"--save_checkpoint_path={tmp_path / 'run'}")
+    where = f"--input={model / 'rows.parquet'}"
+    _, facts = judged(model, where, f"--against={tmp_path / 'run'}")
+    alone = dlrm.load(tmp_path / "run").evaluate(pq.read_table(model / "rows.parquet"))
+    assert facts["models"][1]["auc"]["value"] == pytest.approx(alone["auc"], abs=1e-6)
+    assert facts["models"][1]["log_loss"]["value"] == pytest.approx(alone["log_loss"], abs=1e-6)
+
+
 def refused(model, *flags):
     done = forked.call("dlrm.scripts.evaluate", f"--checkpoint={model / 'run'}", *flags)
     assert done.returncode == 1, done.stdout
