@@ -229,10 +229,10 @@ def _text_parts(
         missing = [name for name in how.columns if name not in names]
         check_columns(files[0][1].path, found[0].names, missing)
     for part, one in zip(parts, measured, strict=True):
-        if part.file in copies:
-            if (made := copies.pop(part.file, None)) is not None and copied[part.file]:
-                file = part.files[0][1]
-                yield from parts_of_file(part.file, file, part_bytes, (Path(made[1]), ARROW))
+        if part.file in copied:
+            if part.file in copies and any(copied[part.file].rows):
+                copy_of = Path(copies.pop(part.file)[1]), ARROW
+                yield from parts_of_file(part.file, part.files[0][1], part_bytes, copy_of)
             continue
         assert one is not None
         rows = zip(part.files, one.rows, strict=True)

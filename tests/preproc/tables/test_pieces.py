@@ -112,15 +112,15 @@ def test_a_bad_value_of_a_small_file_has_its_place(suffix, tmp_path):
     assert report["rows_quarantined"] == [{"file": f"061{suffix}", "rows": 1}]
 
 
-def test_small_files_of_several_types_are_copied_apart(tmp_path):
-    folder = tmp_path / "many"
-    folder.mkdir()
-    for number in range(80):
-        kind = pa.float32() if number % 3 else pa.int64()
-        table = {"y": [0, 1], "x": pa.array([1, 2], kind), "c": ["a", "b"]}
-        pq.write_table(pa.table(table), folder / f"{number:02}.parquet")
-    lines = prepare(SCHEMA, [folder], tmp_path / "d", test_fraction=0.2)
-    assert any(line.startswith("stage:") and "160 rows" in line for line in lines)
+def test_small_files_of_several_types_are_read_together(tmp_path):
+    for name, kinds in (("several", [pa.int64(), pa.float32()]), ("one", [pa.float64()])):
+        (tmp_path / name).mkdir()
+        for number in range(80):
+            kind = kinds[number % len(kinds)]
+            table = {"y": [0, 1], "x": pa.array([1, number], kind), "c": ["a", "b"]}
+            pq.write_table(pa.table(table), tmp_path / name / f"{number:02}.parquet")
+        prepare(SCHEMA, [tmp_path / name], tmp_path / f"d_{name}", test_fraction=0.2)
+    assert contents(tmp_path / "d_several", ".bin") == contents(tmp_path / "d_one", ".bin")
 
 
 JSON_CELLS = st.sampled_from(
@@ -173,7 +173,7 @@ def cells_of(line):
         return None
     known_cells = all(cell is None or isinstance(cell[0], str) for cell in row.values())
     whole = isinstance(pairs, tuple) and len(row) == len(pairs) and known_cells
-    return row if whole and not any("\n" in name for name in row) else None
+    return row if whole else None
 
 
 LINE = r'{"a": "\"\u00e9\uFffD\ud83d\uDE00\/", "b": -10.25E+3, "\u0063": true, "d":null,"e":0.5 }'
@@ -190,7 +190,7 @@ def test_native_json_finds_the_errors_of_python_at_each_place():
     for line in lines:
         row = cells_of(line)
         names = [*(row or "a")]
-        read = native.host.read_json(line.encode(), names, [native.DISTINCT] * len(names))
+        read = native.read_json(line.encode(), names, [native.DISTINCT] * len(names))
         assert (read.outcome == native.ROWS) == (row is not None), line
         for cell, column in zip(row.values() if row else (), read.columns, strict=True):
             found = column.data.tobytes().decode(), *map(bool, column.tags)
