@@ -80,7 +80,7 @@ def test_rows_are_ordered_by_split_and_key_as_unsigned_numbers():
 
     done = []
     with thread_engine(2) as engine:
-        found = pa.Table.from_batches(engine.sorted_rows(range(2), part, done.append))
+        found = pa.Table.from_batches(engine.sorted_rows(range(2), part, [], iter, done.append))
     assert sorted(done) == [0, 1]
     assert found["split"].to_pylist() == [0] * 4 + [1] * 4
     assert found["key"].to_pylist() == sorted(keys) * 2
@@ -107,7 +107,7 @@ def many_rows(part, rows=20_000, width=400):
 
 def sorted_keys(engine, parts=20):
     """Returns the keys of 160 MB of rows, as the engine sorts them."""
-    found = engine.sorted_rows(range(parts), many_rows, lambda part: None)
+    found = engine.sorted_rows(range(parts), many_rows, [], iter, lambda part: None)
     return np.concatenate([batch.column(1).to_numpy() for batch in found])
 
 
@@ -153,7 +153,7 @@ def test_errors_of_a_function_are_its_own(tmp_path):
         raise ValueError(f"part {part}: expected a number, got 'x'")
 
     with thread_engine(2, tmp_path) as engine:
-        for result in (engine.sorted_rows([0], fails, print), engine.map(fails, [0])):
+        for result in (engine.sorted_rows([0], fails, [], iter, print), engine.map(fails, [0])):
             with pytest.raises(TaskError, match=r"^part 0: expected a number, got 'x'$"):
                 list(result)
 
