@@ -30,7 +30,7 @@ from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.mapped_files import map_file
-from dlrm.preproc.stages.options import PARQUET_VALUES
+from dlrm.preproc.options import PARQUET_VALUES
 
 KIND = layout.CONVERTED  # kind in its manifest
 _PART = "part-0.parquet"

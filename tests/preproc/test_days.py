@@ -18,9 +18,9 @@ from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.pipeline import prepare as prepare_logs
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.stages.options import IncrementConfig
-from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.options import IncrementConfig
+from dlrm.preproc.parent import open_parent
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.tasks.table_rows import changed_rows

@@ -11,7 +11,7 @@ from preproc_testing import Page
 from tables_testing import prepare
 
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
+from dlrm.preproc.report.statistics import Periods, Statistics, ends_of_bin
 
 DAY = 86_400_000_000
 NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"

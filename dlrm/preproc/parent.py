@@ -18,9 +18,9 @@ from dlrm.data.verification import Verifier
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
 from dlrm.preproc.counting import CountedColumn
+from dlrm.preproc.division import TRAIN
 from dlrm.preproc.fitting import NEVER, Counted, fitted_dictionaries, fitted_numbers
-from dlrm.preproc.stages.division import TRAIN
-from dlrm.preproc.stages.options import IncrementConfig
+from dlrm.preproc.options import IncrementConfig
 
 _KINDS = (layout.KIND, "checkpoint")
 _OF_FIELDS = ("numerical", "categorical", "crosses")
