@@ -1,6 +1,8 @@
 """The page of a report: tiles, and tables with bars, which only repeat what the text says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from dlrm.pages import Bar, Cell, Section, Tile, details, document, grid, note, table
@@ -8,119 +10,100 @@ from dlrm.pages import Bar, Cell, Section, Tile, details, document, grid, note, 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+Field = dict[str, Any]
+Columns = dict[str, Callable[[Field], Cell]]  # name -> the cell of a field
 _WORST = 10
 _DRIFT_LEVELS = ((0.25, "large"), (0.1, "some"))  # customary for the population stability index
 _DRIFT_ENDS = 0.3, 0.6  # least and greatest end of the scale of drift
+_DRIFT_NOTE = (
+    "Population stability index against all training rows. The dashed lines are at 0.1, "
+    "customarily called some drift, and at 0.25, large drift; bars end at {:.2g}. Of few rows it "
+    "is high by chance, about 10 over their number."
+)
+_NUMERICAL_NOTE = (
+    "Quantiles are of the training rows, before the transform, to the width of a bin: about 1 % of "
+    "the transformed number."
+)
+_CATEGORICAL_NOTE = (
+    "Distinct values are those of the training rows. Those that occur as often as the limit says "
+    "get an id; the table's rows are these ids, and id 0. Without id are values that are rarer or "
+    "were not seen, missing ones not counted."
+)
+_LISTS_NOTE = (
+    "Lengths are those of the training rows, after longer lists are cut. Missing values within a "
+    "list count as values without id."
+)
 
 
 def page(facts: dict[str, Any]) -> str:
     """Returns the page of a report."""
-    facts = _with_words(facts)
-    worst = _worst(facts)
+    fields = [*facts["numerical"], *facts["categorical"]]
+    parts = [(name, facts["splits"][name]["rows"]) for name in fields[0]["drift"]["splits"]]
+    parts += [(entry["slice"], entry["rows"]) for entry in facts["slices"]]
+    drifts = [(f["name"], [*f["drift"]["splits"].values(), *f["drift"]["slices"]]) for f in fields]
     sections = [
-        Section("Largest drifts", _drifts(facts, worst), half=True),
+        Section("Largest drifts", _drifts(drifts, parts), half=True),
         Section("Splits", _splits(facts), half=True),
     ]
     if facts["slices"]:
         name = {"day": "Days", "file": "Files"}.get(facts["sliced_by"], "Parts of the rows")
-        sections.append(Section(name, _slices(facts)))
+        sections.append(Section(name, _slices(facts["slices"], facts["sliced_by"])))
     if facts["numerical"]:
-        sections.append(Section("Numerical fields", _numerical(facts)))
+        sections.append(Section("Numerical fields", _numerical(facts["numerical"])))
     if facts["categorical"]:
-        sections.append(Section("Categorical fields", _categorical(facts)))
-    if lists := [entry for entry in facts["categorical"] if "list" in entry]:
+        sections.append(Section("Categorical fields", _categorical(facts["categorical"])))
+    if lists := [field for field in facts["categorical"] if "list" in field]:
         sections.append(Section("Lists", _lists(lists)))
-    if facts["left_out"]:
-        left_out = table([("", ["file", "rows"])], facts["left_out"], "Rows that could not be read")
-        sections.append(Section("Rows left out", [left_out]))
-    return document("Dataset report", [facts["summary"]], _tiles(facts, worst), sections)
+    left_out: list[list[Cell]] = [[one["file"], one["rows"]] for one in facts["rows_quarantined"]]
+    if left_out:
+        shown = table([("", ["file", "rows"])], left_out, "Rows that could not be read")
+        sections.append(Section("Rows left out", [shown]))
 
-
-def _with_words(facts: dict[str, Any]) -> dict[str, Any]:
-    splits, label = facts["splits"].values(), facts["label"]
-    rows, positives = (sum(split[name] for split in splits) for name in ("rows", "positives"))
-    positive = label["positive"] or ()
-    positive = [positive] if isinstance(positive, str) else positive
-    meaning = label["column"] + (f" is {' or '.join(positive)}" if positive else "")
-    note, negatives = facts["division"], facts["negatives"]
-    if negatives["kept"] < 1:
-        note += (
-            f"Of the training rows with label 0 a share of {negatives['kept']:g} is kept; "
-            f"{negatives['rows_left_out']:,} are left out. "
-        )
-    return facts | {
-        "summary": f"{rows:,} rows, {_percent(positives / rows)} of them positive ({meaning}).",
-        "split_note": note,
-        "left_out": [(entry["file"], entry["rows"]) for entry in facts["rows_quarantined"]],
-    }
-
-
-def _tiles(facts: dict[str, Any], worst: Sequence[tuple[float, str, int]]) -> list[Tile]:
-    splits = facts["splits"]
+    splits, label = facts["splits"], facts["label"]
     rows, positives = (sum(one[key] for one in splits.values()) for key in ("rows", "positives"))
-    counts = len(facts["numerical"]), len(facts["categorical"])
-    bad = sum(number for _, number in facts["left_out"])
-    drifted = sum(value >= _DRIFT_LEVELS[-1][0] for value, *_ in worst)
-    return [
+    positive = [label["positive"]] if isinstance(label["positive"], str) else label["positive"]
+    meaning = label["column"] + (f" is {' or '.join(positive)}" if positive else "")
+    by_split = ", ".join(f"{name} {split['rows']:,}" for name, split in splits.items())
+    kinds = f"{len(facts['numerical'])} numerical, {len(facts['categorical'])} categorical"
+    drifted = sum(max(values, default=0) >= _DRIFT_LEVELS[-1][0] for _, values in drifts)
+    tiles = [
+        Tile("rows", f"{rows:,}", by_split),
+        Tile("positive", _percent(positives / rows) or "", f"{positives:,} rows"),
         Tile(
-            "rows", _whole(rows), ", ".join(f"{n} {_whole(s['rows'])}" for n, s in splits.items())
+            "rows that could not be read", f"{sum(e['rows'] for e in facts['rows_quarantined']):,}"
         ),
-        Tile("positive", _percent(positives / rows) or "", f"{_whole(positives)} rows"),
-        Tile("rows that could not be read", _whole(bad)),
-        Tile("fields", _whole(sum(counts)), f"{counts[0]} numerical, {counts[1]} categorical"),
-        Tile("fields that drift", _whole(drifted) if worst else "–", "by 0.1 or more"),
+        Tile("fields", f"{len(fields):,}", kinds),
+        Tile("fields that drift", f"{drifted:,}" if parts else "–", "by 0.1 or more"),
     ]
+    summary = f"{rows:,} rows, {_percent(positives / rows)} of them positive ({meaning})."
+    return document("Dataset report", [summary], tiles, sections)
 
 
-def _parts(facts: dict[str, Any]) -> list[tuple[str, int]]:
-    """Returns the rows of each split and slice that is compared with the training rows."""
-    first = [*facts["numerical"], *facts["categorical"]][0]
-    names = [(name, facts["splits"][name]["rows"]) for name in first["drift"]["splits"]]
-    return names + [(entry["slice"], entry["rows"]) for entry in facts["slices"]]
-
-
-def _of_field(field: dict[str, Any]) -> list[float]:
-    return [*field["drift"]["splits"].values(), *field["drift"]["slices"]]
-
-
-def _worst(facts: dict[str, Any]) -> list[tuple[float, str, int]]:
-    """Returns each field's largest drift, its name, and the place of the drift, largest first."""
-    if not _parts(facts):
-        return []
-    drifts = [(f["name"], _of_field(f)) for f in (*facts["numerical"], *facts["categorical"])]
-    found = [(max(values), name, values.index(max(values))) for name, values in drifts]
-    return sorted(found, key=lambda entry: -entry[0])
-
-
-def _drifts(facts: dict[str, Any], worst: Sequence[tuple[float, str, int]]) -> list["Markup"]:
+def _drifts(
+    drifts: Sequence[tuple[str, list[float]]], parts: Sequence[tuple[str, int]]
+) -> list["Markup"]:
     """Returns the fields that drift most, and all of them on demand."""
-    if not worst:
+    if not parts:
         return [note("There are no rows to compare with the training rows.")]
-    parts = _parts(facts)
-    end = min(max(worst[0][0], _DRIFT_ENDS[0]), _DRIFT_ENDS[1])
+    worst = sorted(drifts, key=lambda pair: -max(pair[1]))[:_WORST]
+    end = min(max(*worst[0][1], _DRIFT_ENDS[0]), _DRIFT_ENDS[1])
     marks = [limit / end for limit, _ in _DRIFT_LEVELS]
-    lines: list[list[Cell]] = [
-        [name, parts[place][0], _drift(value, end, marks), _level(value), parts[place][1]]
-        for value, name, place in worst[:_WORST]
-    ]
-    everything = [
-        [field["name"], *(_drift(value, end, marks) for value in _of_field(field))]
-        for field in (*facts["numerical"], *facts["categorical"])
-    ]
-    told = (
-        "Population stability index against all training rows. The dashed lines are at 0.1, "
-        f"customarily called some drift, and at 0.25, large drift; bars end at {end:.2g}. Of few "
-        "rows it is high by chance, about 10 over their number."
-    )
+
+    def bar(value: float) -> Bar:
+        return Bar(f"{value:.3f}", min(value / end, 1), marks=marks, level=_level(value))
+
+    lines: list[list[Cell]] = []
+    for name, values in worst:
+        value = max(values)
+        part, rows = parts[values.index(value)]
+        lines.append([name, part, bar(value), _level(value), rows])
     head = [("", ["field", "in", "drift", "level", "rows"])]
     title = f"The {len(lines)} fields that drift most, and where most"
+    everything: list[list[Cell]] = [[name, *map(bar, values)] for name, values in drifts]
     heads = [("", ["field", *(name for name, _ in parts)])]
     every = table(heads, everything, "Drift of every field", full=True)
-    return [note(told), table(head, lines, title, full=True), details("All drifts", every)]
-
-
-def _drift(value: float, end: float, marks: Sequence[float]) -> Bar:
-    return Bar(f"{value:.3f}", min(value / end, 1), marks=marks, level=_level(value))
+    shown = table(head, lines, title, full=True)
+    return [note(_DRIFT_NOTE.format(end)), shown, details("All drifts", every)]
 
 
 def _level(drift: float) -> str:
@@ -128,105 +111,106 @@ def _level(drift: float) -> str:
 
 
 def _splits(facts: dict[str, Any]) -> list["Markup"]:
-    splits = facts["splits"].items()
-    most = max(split["rows"] for _, split in splits)
-    told = facts["split_note"] + "A number is clamped to 1 where its logarithm would be negative."
+    told, negatives = facts["division"], facts["negatives"]
+    if negatives["kept"] < 1:
+        told += (
+            f"Of the training rows with label 0 a share of {negatives['kept']:g} is kept; "
+            f"{negatives['rows_left_out']:,} are left out. "
+        )
+    told += "A number is clamped to 1 where its logarithm would be negative."
+    most = max(1, *(split["rows"] for split in facts["splits"].values()))
     rows = [
-        [name, Bar(_whole(s["rows"]), s["rows"] / max(most, 1)), s["positives"]]
+        [name, Bar(f"{s['rows']:,}", s["rows"] / most), s["positives"]]
         + [_percent(s["positive_rate"]), s["values_raised_to_1"]]
-        for name, s in splits
+        for name, s in facts["splits"].items()
     ]
     head = [("", ["split", "rows", "positive", "share positive", "values clamped to 1"])]
     return [note(told), table(head, rows, "Rows of each split", full=True)]
 
 
-def _slices(facts: dict[str, Any]) -> list["Markup"]:
-    slices, kind = facts["slices"], facts["sliced_by"]
+def _slices(slices: Sequence[dict[str, Any]], kind: str) -> list["Markup"]:
     told = [] if kind in ("day", "file") else [note(f"Each part has the rows of {kind}.")]
-    tables = []
-    for key, name, shown in (
-        ("rows", "rows", _whole),
-        ("positive_rate", "share positive", _percent),
-    ):
-        values = [entry[key] or 0 for entry in slices]
-        highest = max([*values, 1e-12])
-        lines = [
-            [entry["slice"], Bar(shown(value) or "", value / highest)]
-            for entry, value in zip(slices, values, strict=True)
-        ]
-        heading = f"{name[0].upper()}{name[1:]}, up to {shown(highest)}"
-        tables.append(table([("", ["part", name])], lines, heading, full=True))
+
+    def bars(key: str, name: str, shown: Callable[[float], str | None]) -> "Markup":
+        highest = max(1e-12, *(entry[key] or 0 for entry in slices))
+        values = [(entry["slice"], entry[key] or 0) for entry in slices]
+        lines = [[name, Bar(shown(value) or "", value / highest)] for name, value in values]
+        heading = f"{name.capitalize()}, up to {shown(highest)}"
+        return table([("", ["part", name])], lines, heading, full=True)
+
+    tables = [
+        bars("rows", "rows", "{:,.0f}".format),
+        bars("positive_rate", "share positive", _percent),
+    ]
     return [*told, grid(tables, "pair")]
 
 
-def _numerical(facts: dict[str, Any]) -> list["Markup"]:
-    features, quantiles = facts["numerical"], facts["numerical"][0]["quantiles"]
-    splits = list(features[0]["missing"])
-    told = (
-        "Quantiles are of the training rows, before the transform, to the width of a bin: about "
-        "1 % of the transformed number."
-    )
-    head = [
-        ("", ["field", "transform"]),
-        ("missing in", splits),
-        ("quantiles", [f"{100 * float(q):.0f} %" for q in quantiles]),
-    ]
-    rows = [
-        [f["name"], f["transform"]]
-        + [_bar_of(value) for value in f["missing"].values()]
-        + [_number(q) for q in f["quantiles"].values()]
-        for f in features
-    ]
-    return [note(told), table(head, rows, "Missing values and quantiles", full=True)]
+def _numerical(fields: Sequence[Field]) -> list["Markup"]:
+    groups = {"": {"transform": _of("transform")}, "missing in": _shares(fields, "missing")}
+    groups["quantiles"] = _quantiles(fields, "quantiles")
+    return _fields(fields, groups, "Missing values and quantiles", _NUMERICAL_NOTE)
 
 
-def _categorical(facts: dict[str, Any]) -> list["Markup"]:
-    features = facts["categorical"]
-    splits = list(features[0]["missing"])
-    shares = {"missing in": "missing", "without id in": "values_without_id"}
-    told = (
-        "Distinct values are those of the training rows. Those that occur as often as the limit "
-        "says get an id; the table's rows are these ids, and id 0. Without id are values that are "
-        "rarer or were not seen, missing ones not counted."
-    )
-    capped = any(f.get("max_ids") is not None for f in features)
-    hashed = any(f.get("hash_buckets") for f in features)
-    if hashed:
-        shares["in hash buckets in"] = "values_in_buckets"
-        told += " Such values share the ids of hash buckets where a field has some."
+def _categorical(fields: Sequence[Field]) -> list["Markup"]:
+    hashed, told = any(field["hash_buckets"] for field in fields), _CATEGORICAL_NOTE
     counts = {"distinct values": "distinct_values", "limit": "frequency_limit"}
-    counts |= {"ids at most": "max_ids"} if capped else {}
-    counts |= {"hash buckets": "hash_buckets"} if hashed else {}
-    counts |= {"table rows": "cardinality"}
-    head = [("", ["field", *counts]), *((name, splits) for name in shares)]
-    rows = [
-        [f["name"], *(f[key] for key in counts.values())]
-        + [_bar_of(f[key][name]) for key in shares.values() for name in splits]
-        for f in features
-    ]
-    return [note(told), table(head, rows, "Values and ids", full=True)]
+    if any(field["max_ids"] is not None for field in fields):
+        counts["ids at most"] = "max_ids"
+    if hashed:
+        counts["hash buckets"] = "hash_buckets"
+        told += " Such values share the ids of hash buckets where a field has some."
+    counts["table rows"] = "cardinality"
+    groups: dict[str, Columns] = {
+        "": {name: _of(key) for name, key in counts.items()},
+        "missing in": _shares(fields, "missing"),
+        "without id in": _shares(fields, "values_without_id"),
+    }
+    if hashed:
+        groups["in hash buckets in"] = _shares(fields, "values_in_buckets")
+    return _fields(fields, groups, "Values and ids", told)
 
 
-def _lists(features: Sequence[dict[str, Any]]) -> list["Markup"]:
-    first = features[0]["list"]
-    splits, quantiles = list(first["empty"]), list(first["length_quantiles"])
-    told = (
-        "Lengths are those of the training rows, after longer lists are cut. Missing values within "
-        "a list count as values without id."
-    )
-    head = [
-        ("", ["field", "longest", "mean length"]),
-        ("quantiles of lengths", [f"{100 * float(q):.0f} %" for q in quantiles]),
-        ("empty in", splits),
-        ("cut in", splits),
-    ]
-    rows = [
-        [f["name"], f["list"]["max_length"], _number(f["list"]["mean_length"])]
-        + [_number(q) for q in f["list"]["length_quantiles"].values()]
-        + [_bar_of(f["list"][key][name]) for key in ("empty", "cut") for name in splits]
-        for f in features
-    ]
-    return [note(told), table(head, rows, "Lengths of lists", full=True)]
+def _lists(fields: Sequence[Field]) -> list["Markup"]:
+    lists = [field["list"] | {"name": field["name"]} for field in fields]
+    groups: dict[str, Columns] = {
+        "": {
+            "longest": _of("max_length"),
+            "mean length": _of("mean_length", shown=_number),
+        },
+        "quantiles of lengths": _quantiles(lists, "length_quantiles"),
+        "empty in": _shares(lists, "empty"),
+        "cut in": _shares(lists, "cut"),
+    }
+    return _fields(lists, groups, "Lengths of lists", _LISTS_NOTE)
+
+
+def _fields(
+    fields: Sequence[Field], groups: dict[str, Columns], title: str, told: str
+) -> list["Markup"]:
+    """Returns a note, and a table with a row for each field and groups of columns."""
+    groups = groups | {"": {"field": _of("name"), **groups[""]}}
+    cells = [cell for columns in groups.values() for cell in columns.values()]
+    head = [(group, [*columns]) for group, columns in groups.items()]
+    rows = [[cell(field) for cell in cells] for field in fields]
+    return [note(told), table(head, rows, title, full=True)]
+
+
+def _shares(fields: Sequence[Field], key: str) -> Columns:
+    return {name: _of(key, name, shown=_share) for name in fields[0][key]}
+
+
+def _quantiles(fields: Sequence[Field], key: str) -> Columns:
+    quantiles = fields[0][key]
+    return {f"{100 * float(q):.0f} %": _of(key, q, shown=_number) for q in quantiles}
+
+
+def _of(*keys: str, shown: Callable[[Any], Cell] = lambda value: value) -> Callable[[Field], Cell]:
+    """Returns a function that shows a value within a field's facts."""
+    return lambda field: shown(reduce(getitem, keys, field))
+
+
+def _share(share: float | None) -> Cell:
+    return None if share is None else Bar(_percent(share) or "", share)
 
 
 def _percent(share: float | None) -> str | None:
@@ -235,15 +219,7 @@ def _percent(share: float | None) -> str | None:
     return f"{100 * share:.2f} %" if share else "0"
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _number(value: float | None) -> str | None:
     if value is None:
         return None
     return f"{int(value):,}" if value == int(value) else f"{value:,}"
-
-
-def _bar_of(share: float | None) -> Cell:
-    return None if share is None else Bar(_percent(share) or "", share)
