@@ -373,7 +373,7 @@ def finish_dataset(
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
     if run.parent is not None:
-        made_of["increment"] = run.parent.manifest_facts()
+        made_of["increment"] = {"parent": run.parent.digest, "numerics": run.parent.config.numerics}
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, written["sums"])
     write_slices(output, written["slices"])
     tables = None if spec is None else spec.field_tables

@@ -189,12 +189,15 @@ def contents(folder):
         ({"table": small(3) | {"y": [False] * 60}}, r"--extend .*/2: expected rows with label 1"),
         (
             {"schema": TEXTS | {"numerical": [{"column": "n", "transform": "log"}]}},
-            r"another one: numerical n: transform: the default in the transform and 'log' in the",
+            r'another one: numerical: {"column": "n"} in the transform and .*"log"} in the schema',
         ),
-        ({"schema": TEXTS | {"categorical": ["item"]}}, "another one: categorical user: .* in the"),
+        (
+            {"schema": TEXTS | {"categorical": ["item"]}},
+            r'another one: categorical: .*"user".* in the transform and nothing in',
+        ),
         (
             {"schema": TEXTS | {"categorical": TEXTS["categorical"][::-1]}},
-            r"another one: categorical: another order",
+            r'another one: categorical: {"column": "item"} in the transform and {"column": "user"',
         ),
     ],
     ids=["no click", "rule", "field", "order"],

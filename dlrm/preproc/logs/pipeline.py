@@ -112,7 +112,7 @@ def _counted_days(
     divider = Divider(options.division, options.schema, 0, fits)
     source = LogSource(options.schema, options.log_format)
     if run.parent is not None:
-        run.parent = run.parent.with_lookups(run.write_lookups("parent", run.parent.transform))
+        run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
     counted = count(run, source, divider, splits)
     splits = number_rows(splits, counted.facts)
     quarantine(run, splits, counted)

@@ -102,7 +102,7 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     known = None
     if run.parent is not None:
         transform = run.parent.transform
-        run.parent = run.parent.with_lookups(run.write_lookups("parent", transform))
+        run.parent.lookups = str(run.write_lookups("parent", transform))
         known = str(transform), run.parent.lookups
     fitted = str(run.work.output / layout.TRANSFORM)
     source = TableSource(options.schema, divider.columns, known, fitted)
