@@ -14,7 +14,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import CategoricalField, NumericalField
+from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.report.page import page
 from dlrm.preproc.report.statistics import (
@@ -130,18 +130,14 @@ class Report:
             for part, facts in zip(self._parts, counted, strict=True)
             for row, *_ in facts["rejected"]
         )
-        splits = {name: totals[name] for name in totals if name in layout.SPLITS}
-        fields, place = enumerate(fitted.fields), fitted.dictionary_of
+        label = fitted.schema.label
         return {
-            "label": {
-                "column": fitted.schema.label.column,
-                "positive": fitted.schema.label.positive,
-            },
+            "label": {"column": label.column, "positive": label.positive},
             "division": self._files.note,
             "splits": {
                 name: _rows(total.get("rows", 0), total.get("clicks", 0))
                 | {"values_raised_to_1": total.get("clamped", 0)}
-                for name, total in splits.items()
+                for name, total in totals.items()
             },
             "negatives": {
                 "kept": fitted.keep_negatives,
@@ -152,32 +148,24 @@ class Report:
                 {"slice": name, **_rows(*part.totals[:2].tolist())}
                 for name, part in self._slices.items()
             ],
-            "numerical": [
-                self._numerical(i, *field)
-                for i, field in enumerate(
-                    zip(
-                        fitted.schema.numerical_names,
-                        fitted.schema.numerical,
-                        fitted.numerical,
-                        strict=True,
-                    )
-                )
+            "numerical": [self._numerical(i) for i in range(fitted.num_numerical)],
+            "categorical": [
+                self._categorical(i, distinct[place])
+                for i, place in enumerate(fitted.dictionary_of)
             ],
-            "categorical": [self._categorical(i, one, distinct[place[i]]) for i, one in fields],
             "rows_quarantined": [
                 {"file": names[file], "rows": quarantined[file]} for file in sorted(quarantined)
             ],
         }
 
-    def _numerical(
-        self, i: int, name: str, field: NumericalField, fitted: Fitted
-    ) -> dict[str, Any]:
-        numbers = self._train.numbers[i]
+    def _numerical(self, i: int) -> dict[str, Any]:
+        schema, fitted = self._fitted.schema, self._fitted.numerical[i]
+        field, numbers = schema.numerical[i], self._train.numbers[i]
         cumulated = np.cumsum(numbers)
         edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
         begins = np.r_[0, np.unique(edges)]  # of tenths of the training rows
         return {
-            "name": name,
+            "name": schema.numerical_names[i],
             "transform": field.transform,
             "bins": max(len(fitted.edges) - 1, 0),
             "missing": self._shares(lambda part: (part.missing[i], part.totals[0])),
@@ -189,8 +177,9 @@ class Report:
             ),
         }
 
-    def _categorical(self, i: int, field: CategoricalField, distinct: int) -> dict[str, Any]:
-        is_id, column = field.type == "id", self._fitted.num_numerical + i
+    def _categorical(self, i: int, distinct: int) -> dict[str, Any]:
+        field, column = self._fitted.fields[i], self._fitted.num_numerical + i
+        is_id = field.type == "id"
         without_id = self._shares(lambda part: (part.ids[i, 0], part.ids[i].sum()))
         facts = {
             "name": field.column,
@@ -210,13 +199,13 @@ class Report:
             "drift": self._drift(lambda part: np.r_[part.missing[column], part.ids[i]]),
         }
         if i in self._fitted.lists:
-            facts["list"] = self._lists([*self._fitted.lists].index(i), field)
+            of_list = self._lists([*self._fitted.lists].index(i))
+            facts["list"] = {"max_length": field.max_length} | of_list
         return facts
 
-    def _lists(self, i: int, field: CategoricalField) -> dict[str, Any]:
+    def _lists(self, i: int) -> dict[str, Any]:
         train, empty = self._train, int(length_bins(np.zeros(1, int))[0])
         return {
-            "max_length": field.max_length,
             "mean_length": _share(train.lists[i, 0], train.totals[0]),
             "length_quantiles": _quantiles(
                 train.lengths[i], lambda bins: np.rint(number_of_bin(bins)).astype(int).tolist()
@@ -269,7 +258,8 @@ def _slices(
     if len(names) == 1:
         return None, [""]
     together, slices = -(-len(names) // most_slices(num_numerical)), []  # consecutive files
-    for begin in (place * together for place in slices_of_files(len(names), num_numerical)):
+    for number in range(len(names)):
+        begin = number // together * together
         last = min(begin + together, len(names)) - 1
         first = f"{begin}: {names[begin]}" if times[names[begin]] > 1 else names[begin]
         slices.append(first if last == begin else f"{first} to {names[last]}")

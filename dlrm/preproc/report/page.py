@@ -5,7 +5,7 @@ from functools import reduce
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
-from dlrm.pages import Bar, Cell, Section, Tile, details, document, grid, note, table
+from dlrm.pages import Bar, Cell, Section, Tile, details, document, note, table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -130,19 +130,15 @@ def _splits(facts: dict[str, Any]) -> list["Markup"]:
 
 def _slices(slices: Sequence[dict[str, Any]], kind: str) -> list["Markup"]:
     told = [] if kind in ("day", "file") else [note(f"Each part has the rows of {kind}.")]
-
-    def bars(key: str, name: str, shown: Callable[[float], str | None]) -> "Markup":
-        highest = max(1e-12, *(entry[key] or 0 for entry in slices))
-        values = [(entry["slice"], entry[key] or 0) for entry in slices]
-        lines = [[name, Bar(shown(value) or "", value / highest)] for name, value in values]
-        heading = f"{name.capitalize()}, up to {shown(highest)}"
-        return table([("", ["part", name])], lines, heading, full=True)
-
-    tables = [
-        bars("rows", "rows", "{:,.0f}".format),
-        bars("positive_rate", "share positive", _percent),
+    shares = [one["positive_rate"] or 0 for one in slices]
+    most, highest = max(1, *(one["rows"] for one in slices)), max(1e-12, *shares)
+    lines: list[list[Cell]] = [
+        [one["slice"], Bar(f"{one['rows']:,}", one["rows"] / most)]
+        + [Bar(_percent(share) or "", share / highest)]
+        for one, share in zip(slices, shares, strict=True)
     ]
-    return [*told, grid(tables, "pair")]
+    head = [("", ["part", "rows", "share positive"])]
+    return [*told, table(head, lines, "Rows and positive ones of each part", full=True)]
 
 
 def _numerical(fields: Sequence[Field]) -> list["Markup"]:
