@@ -35,8 +35,8 @@ def _run(values: Values) -> None:
 
     from dlrm.data.clicks.layout import read_model_size
     from dlrm.data.tables.files import PARQUET, TableFile
-    from dlrm.preproc.preset import plain_schema, prepare_preset
     from dlrm.preproc.tables.options import TableOptions
+    from dlrm.preproc.tables.preset import plain_schema, prepare_preset
 
     source, tables = values["src_dir"], {}
     for split in names.SPLITS:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs `dlrm.preproc.prepare_logs`, also where the package is not installed."""
+"""Runs `dlrm.preproc.logs.prepare_logs`, also where the package is not installed."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from dlrm.preproc.prepare_logs import main
+from dlrm.preproc.logs.prepare_logs import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,10 +17,10 @@ from pyarrow import feather, orc
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
+from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.prepare_tables import prepare_tables
 
 
 def write_stream(table, path, rows):

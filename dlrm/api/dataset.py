@@ -21,9 +21,9 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local
 from dlrm.preproc.duckdb_engine import thread_engine
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
+from dlrm.preproc.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import Copies, check_path, is_fetched, output_at
 from dlrm.remote.publish import find_published
@@ -129,7 +129,7 @@ class Dataset:
             overwrite: replace an earlier dataset at `output`.
             cores: number of threads; None uses all cores of this machine.
             verbose: print the stages.
-            options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
+            options: fields of `dlrm.preproc.division.SplitConfig`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
                 `max_bad_lines` and `report` (no report is written by default); and `extend` and
                 `numerics`, for rows that extend the dictionaries of an earlier dataset.

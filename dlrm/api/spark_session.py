@@ -25,10 +25,10 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import check_all_local, check_outside
 from dlrm.preproc.engines import session_engine, shares_folders
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.options import IncrementConfig, SplitConfig
 from dlrm.preproc.spark_query import SparkQuery
-from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, output_at
 from dlrm.remote.edges import Role, local_value
@@ -75,7 +75,7 @@ def run(
             `source` is no data frame.
         verbose: print the stages.
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
-        options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
+        options: fields of `dlrm.preproc.division.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
             `max_bad_lines` and `report`; and `extend`, also a URI, and `numerics`, for rows
             that extend the dictionaries of an earlier dataset.

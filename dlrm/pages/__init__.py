@@ -140,9 +140,9 @@ def details(title: str, content: "Markup") -> "Markup":
     return part("details", title, content)
 
 
-def grid(parts: Sequence["Markup"], kind: str = "charts") -> "Markup":
+def grid(parts: Sequence["Markup"]) -> "Markup":
     """Returns parts, such as charts, in as many columns as fit."""
-    return part("grid", parts, kind)
+    return part("grid", parts)
 
 
 def part(name: str, *values: Any) -> "Markup":

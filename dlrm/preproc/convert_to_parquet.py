@@ -12,7 +12,7 @@ them. Columns have the names of the source; a weight, group or time that is also
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
-from dlrm.data.transform.dictionaries import Dictionary, text_array
 from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
@@ -30,13 +29,11 @@ from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.mapped_files import map_file
-from dlrm.preproc.stages.options import PARQUET_VALUES
+from dlrm.preproc.options import PARQUET_VALUES
 
 KIND = layout.CONVERTED  # kind in its manifest
 _PART = "part-0.parquet"
 _GROUP_ROWS = 1 << 16
-_FEWEST_DIGITS = 8  # digits of a hexadecimal value, as in Criteo's logs
-_BYTE = np.dtype(np.uint8)
 _TIME = pa.timestamp("us", "UTC")
 Decode = Callable[[np.ndarray], pa.Array]
 
@@ -72,16 +69,25 @@ def convert_to_parquet(
     spec = FeatureSpec.load(dataset, allow_links)
     verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)
     fitted = _fitted(dataset, spec, verifier, values)
+    rows = {split: spec.num_rows(split) for split in spec.splits}
     with staged_directory(output, KIND if replace else False) as staging:
-        rows = {split: spec.num_rows(split) for split in spec.splits}
         for split in spec.splits:
             (staging / split).mkdir()
-            columns = _columns(spec, split, fitted, values, verifier)
-            _write_split(staging / split / _PART, columns, rows[split], verifier)
+            columns = _columns(spec, split, fitted, values == "decoded", verifier)
+            _write_split(staging / split / _PART, columns, rows[split])
         if values == "ids" and not spec.lists:
             layout.write_model_size(staging, spec.cardinalities)
         write_manifest(staging, KIND, values=values, rows=rows)
     return rows
+
+
+def _write_split(path: Path, columns: Sequence["_Column"], rows: int) -> None:
+    schema = pa.schema([field for column in columns for field in column.fields])
+    with pq.ParquetWriter(path, schema) as writer:
+        for begin in range(0, rows, _GROUP_ROWS):
+            end = min(begin + _GROUP_ROWS, rows)
+            arrays = [array for column in columns for array in column.read(begin, end)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), _GROUP_ROWS)
 
 
 def _check_apart(dataset: Path, output: Path) -> None:
@@ -111,92 +117,37 @@ def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -
 
 
 class _Column(NamedTuple):
-    """A file of a split, and the Parquet columns made from its rows.
+    """Columns of Parquet, and a function that reads rows of them from the dataset."""
 
-    Attributes:
-        path: the file.
-        names: names of the columns.
-        dtype: dtype of a row of the file.
-        kind: type of the columns.
-        decode: converts values of a column.
-        expected: a value's description, if it is a whole number from 0 to `most`.
-    """
-
-    path: Path
-    names: list[str]
-    dtype: np.dtype
-    kind: pa.DataType
-    decode: Decode
-    expected: str | None = None
-    most: int = 1
-
-    @property
-    def kinds(self) -> list[pa.DataType]:
-        """Types of the columns."""
-        return [self.kind] * len(self.names)
-
-
-class _Lists(NamedTuple):
-    """A list field of a split, and its Parquet column, or two columns with weights.
-
-    Attributes:
-        column: its files.
-        names, kinds: names and types of the columns.
-        size: rows of the table.
-        decode: converts ids into the values of the lists.
-    """
-
-    column: ListColumn
-    names: list[str]
-    kinds: list[pa.DataType]
-    size: int
-    decode: Decode
-
-    def read(self, begin: int, end: int) -> list[pa.Array]:
-        """Returns rows as an array for each column."""
-        rows = self.column.read(begin, end)
-        field = self.column.field
-        if (problem := first_problem(rows, field, self.size)) is not None:
-            row, why = problem
-            raise ValueError(f"{self.column.files.values}: row {begin + row}, {why}")
-        ends = pa.array(np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)]))
-        arrays = [pa.LargeListArray.from_arrays(ends, self.decode(rows.values))]
-        if rows.weights is not None:
-            arrays.append(pa.LargeListArray.from_arrays(ends, pa.array(rows.weights)))
-        return arrays
+    fields: list[pa.Field]
+    read: Callable[[int, int], list[pa.Array]]
 
 
 def _columns(
-    spec: FeatureSpec, split: str, fitted: Transform | None, values: str, verifier: Verifier
-) -> list[_Column | _Lists]:
-    label = spec.file(split, spec.label)
-    columns: list[_Column | _Lists] = [
-        _Column(label, [spec.label], _BYTE, pa.bool_(), _booleans, "a label of 0 or 1")
-    ]
-    if spec.numerical:
-        path, row = spec.file(split, spec.numerical[0]), (len(spec.numerical),)
-        dtype = np.dtype((layout.NUMERICAL_DTYPE, row))
-        columns.append(_Column(path, spec.numerical, dtype, pa.float32(), _numbers))
+    spec: FeatureSpec, split: str, fitted: Transform | None, decoded: bool, verifier: Verifier
+) -> list[_Column]:
+    file = partial(_file, verifier=verifier, rows=spec.num_rows(split))
+    label, limits = spec.file(split, spec.label), ("a label of 0 or 1", 1)
+    columns = [file(label, [spec.label], np.dtype(np.uint8), pa.bool_(), limits=limits)]
+    if names := spec.numerical:
+        row = np.dtype((layout.NUMERICAL_DTYPE, (len(names),)))
+        columns.append(file(spec.file(split, names[0]), names, row, pa.float32()))
     names, sizes = _without_endings(spec), spec.cardinalities
-    for i, (feature, size) in enumerate(zip(spec.categorical, sizes, strict=True)):
-        path, dtype = spec.file(split, feature), spec.dtype(feature)
-        kind, decode = pa.from_numpy_dtype(dtype), pa.array
-        if values == "decoded" and fitted is not None:
+    for i, (feature, name, size) in enumerate(zip(spec.categorical, names, sizes, strict=True)):
+        kind, decode = pa.from_numpy_dtype(dtype := spec.dtype(feature)), pa.array
+        if decoded and fitted is not None:
             kind, decode = _decoder(fitted, i)
         if feature in spec.lists:
-            columns_of, kinds = [names[i]], [pa.large_list(kind)]
-            if spec.lists[feature].weighted:
-                known = fitted and fitted.fields[i]
-                columns_of.append((known and known.weights) or f"{names[i]}_weights")
-                kinds.append(pa.large_list(pa.float32()))
+            weights = fitted.fields[i].weights if fitted is not None else None
+            weights = weights or f"{name}_weights"
             column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
-            columns.append(_Lists(column, columns_of, kinds, size, decode))
+            columns.append(_lists(column, name, weights, size, kind, decode))
             continue
-        expected = f"an id within 0-{size - 1}"
-        columns.append(_Column(path, [names[i]], dtype, kind, decode, expected, size - 1))
+        path, limits = spec.file(split, feature), (f"an id within 0-{size - 1}", size - 1)
+        columns.append(file(path, [name], dtype, kind, decode, limits))
     if fitted is not None:
         sources = _extra_sources(fitted.schema)
-        taken = {name for column in columns for name in column.names}
+        taken = {field.name for column in columns for field in column.fields}
         for name, dtype in extra_dtypes(fitted.schema).items():
             path = label.parent / f"{name}.bin"
             kind = _TIME if name == "time" else pa.from_numpy_dtype(dtype)
@@ -204,7 +155,7 @@ def _columns(
             while name in taken:
                 name += "_"
             taken.add(name)
-            columns.append(_Column(path, [name], dtype, kind, partial(_cast, kind)))
+            columns.append(file(path, [name], dtype, kind))
     return columns
 
 
@@ -224,54 +175,58 @@ def _without_endings(spec: FeatureSpec) -> list[str]:
     return spec.categorical if {spec.label, *spec.numerical} & set(short) else short
 
 
-def _write_split(
-    path: Path, columns: Sequence[_Column | _Lists], rows: int, verifier: Verifier
-) -> None:
-    names = [name for column in columns for name in column.names]
-    schema = pa.schema(list(zip(names, [k for c in columns for k in c.kinds], strict=True)))
-    readers = []
-    for column in columns:
-        if isinstance(column, _Column):
-            layout.check_rows(column.path, rows, column.dtype.itemsize)
-            readers.append(_reader(column, verifier))
-        else:
-            readers.append(column.read)
-    with pq.ParquetWriter(path, schema) as writer:
-        for begin in range(0, rows, _GROUP_ROWS):
-            end = min(begin + _GROUP_ROWS, rows)
-            arrays = [array for read in readers for array in read(begin, end)]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), _GROUP_ROWS)
+def _file(
+    path: Path,
+    names: Sequence[str],
+    dtype: np.dtype,
+    kind: pa.DataType,
+    decode: Decode | None = None,
+    limits: tuple[str, int] | None = None,
+    *,
+    verifier: Verifier,
+    rows: int,
+) -> _Column:
+    """Returns the columns of a file with a value for each name per row.
 
-
-def _reader(column: _Column, verifier: Verifier) -> Callable[[int, int], list[pa.Array]]:
-    """Returns a function that reads rows of a file."""
-    content = map_file(column.path, np.uint8)
-    check, width = verifier.open(column.path), column.dtype.itemsize
+    Args:
+        decode: converts values of a column to `kind`; by default a cast.
+        limits: a description of the whole numbers that are expected, and the greatest; None for
+            any numbers.
+    """
+    layout.check_rows(path, rows, width := dtype.itemsize)
+    content, check = map_file(path, np.uint8), verifier.open(path)
 
     def read(begin: int, end: int) -> list[pa.Array]:
         if check is not None:
             check.touch(begin * width, end * width)
-        rows = np.frombuffer(content[begin * width : end * width].data, column.dtype)
-        if column.expected and (wrong := (rows < 0) | (rows > column.most)).any():
+        values = np.frombuffer(content[begin * width : end * width].data, dtype)
+        if limits and (wrong := (values < 0) | (values > limits[1])).any():
             row = int(wrong.argmax())
-            raise ValueError(
-                f"{column.path}: row {begin + row}: expected {column.expected}, got {rows[row]}"
-            )
-        return [column.decode(values) for values in rows.reshape(len(rows), -1).T]
+            raise ValueError(f"{path}: row {begin + row}: expected {limits[0]}, got {values[row]}")
+        columns = values.reshape(len(values), -1).T
+        return [decode(one) if decode else pa.array(one).cast(kind) for one in columns]
 
-    return read
-
-
-def _booleans(labels: np.ndarray) -> pa.Array:
-    return pa.array(labels.view(bool))
+    return _Column([pa.field(name, kind) for name in names], read)
 
 
-def _numbers(numbers: np.ndarray) -> pa.Array:
-    return pa.array(numbers.astype(np.float32))
+def _lists(
+    column: ListColumn, name: str, weights: str, size: int, kind: pa.DataType, decode: Decode
+) -> _Column:
+    """Returns the column of a list field, and that of its weights if it has some."""
+    fields = [pa.field(name, pa.large_list(kind))]
+    if column.field.weighted:
+        fields.append(pa.field(weights, pa.large_list(pa.float32())))
 
+    def read(begin: int, end: int) -> list[pa.Array]:
+        rows = column.read(begin, end)
+        if (problem := first_problem(rows, column.field, size)) is not None:
+            row, why = problem
+            raise ValueError(f"{column.files.values}: row {begin + row}, {why}")
+        ends = pa.array(np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)]))
+        arrays = [decode(rows.values)] + ([] if rows.weights is None else [pa.array(rows.weights)])
+        return [pa.LargeListArray.from_arrays(ends, array) for array in arrays]
 
-def _cast(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    return pa.array(values).cast(kind)
+    return _Column(fields, read)
 
 
 def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
@@ -281,54 +236,20 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     dictionary = fitted.dictionaries[place]
     if dictionary.kind == "id":
         return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
-    if dictionary.kind == "hexadecimal":
-        kind, decode = pa.large_string(), partial(_hexadecimal, dictionary)
-    elif dictionary.kind == "integer":
-        kind, decode = pa.int64(), partial(_integers, dictionary)
-    else:
-        kind = pa.large_string()
-        decode = partial(_texts, dictionary, fitted.fields[table].column)
-    return kind, partial(_decoded, len(dictionary), decode)
+    kind = pa.int64() if dictionary.kind == "integer" else pa.large_string()
 
+    def decode(ids: np.ndarray) -> pa.Array:
+        has_value = (ids > 0) & (ids <= len(dictionary))  # others have no single value
+        distinct, inverse = np.unique(ids[has_value], return_inverse=True)
+        places: np.ndarray = np.zeros(len(ids), np.int64)
+        places[has_value] = inverse
+        try:
+            values = pa.array([dictionary.value(id) for id in distinct.tolist()], kind)
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"column {fitted.fields[table].column}: a value is not UTF-8, in which Parquet "
+                "has texts; --values ids writes ids"
+            ) from None
+        return values.take(pa.array(places, mask=~has_value))
 
-def _decoded(own_ids: int, decode: Decode, ids: np.ndarray) -> pa.Array:
-    """Returns the values of ids from 1 to `own_ids`, and null for others; looks each up once."""
-    has_value = (ids > 0) & (ids <= own_ids)
-    distinct, inverse = np.unique(ids[has_value].astype(np.int64), return_inverse=True)
-    places: np.ndarray = np.zeros(len(ids), np.int64)
-    places[has_value] = inverse
-    return decode(distinct).take(pa.array(places, mask=~has_value))
-
-
-def _hexadecimal(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
-    keys = dictionary.keys[ids - 1]
-    shifts = np.arange(60, -1, -4, dtype=np.uint64)
-    nibbles = (keys.astype(np.uint64)[:, None] >> shifts) & np.uint64(15)
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)[nibbles.astype(np.intp)]
-    longer = np.uint64(16) ** np.arange(_FEWEST_DIGITS, 16, dtype=np.uint64)
-    lengths = _FEWEST_DIGITS + np.searchsorted(longer, keys.astype(np.uint64), side="right")
-    kept = digits[np.arange(16) >= (16 - lengths)[:, None]]
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    content = pa.py_buffer(kept.tobytes())
-    return pa.LargeStringArray.from_buffers(len(keys), pa.py_buffer(ends), content)
-
-
-def _integers(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
-    return pa.array(dictionary.keys[ids - 1].astype(np.uint64).view(np.int64))
-
-
-def _texts(dictionary: Dictionary, column: str, ids: np.ndarray) -> pa.Array:
-    """Returns texts of ascending ids; those after the first are taken from the mapped files."""
-    ends: Any = dictionary.ends
-    later = text_array(ends, dictionary.texts) if len(ends) else pa.array([], pa.large_binary())
-    texts = later.take(pa.array(ids[ids > 1] - 2))
-    if len(ids) and ids[0] == 1:
-        first = dictionary.texts[: ends[0]].tobytes()  # type: ignore[index]
-        texts = pa.concat_arrays([pa.array([first], pa.large_binary()), texts])
-    try:
-        return texts.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        raise ValueError(
-            f"column {column}: a value is not UTF-8, in which Parquet has texts; --values ids "
-            "writes ids"
-        ) from None
+    return kind, decode

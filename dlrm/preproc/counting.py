@@ -16,9 +16,9 @@ from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
+from dlrm.preproc.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.engine import COUNTS, facts_batch
-from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges, readable
-from dlrm.preproc.stages.source import Read, Rejected, Source
+from dlrm.preproc.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
 BETWEEN = " & "  # the values of a combination in its text

@@ -1,7 +1,7 @@
 """The second reading of rows: each transformed and packed, and sorted ones written to files."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,10 +19,10 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.documents import parse_json
 from dlrm.manifest import Checksum
+from dlrm.preproc.division import Divider, Ranges, readable, splitmix64
 from dlrm.preproc.engine import FACTS, ROWS, facts_batch, slices
-from dlrm.preproc.stages.column_statistics import Periods, Statistics
-from dlrm.preproc.stages.division import Divider, Ranges, readable, splitmix64
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.report.statistics import Periods, Statistics
+from dlrm.preproc.source import Part, Read, Rejected, Source, Target
 
 _WORD = np.dtype("<i4")
 
@@ -173,7 +173,8 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch
     half = job.output_format != "binary"
     dtype = layout.NUMERICAL_DTYPE if half else np.dtype("<f4")
     totals: dict[str, dict[str, int]] = {}
-    statistics = Statistics.empty_by_name(fitted)
+    shape = fitted.num_numerical, fitted.num_categorical, len(fitted.lists)
+    statistics = defaultdict[str, Statistics](lambda: Statistics.empty(*shape))
     rejected: list[Rejected] | None = [] if job.quarantine else None
     for whole, splits in readable(job.source, job.divider, part, rejected):
         whole = whole._replace(batch=None)  # which is not copied

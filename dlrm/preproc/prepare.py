@@ -23,6 +23,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy
 from dlrm.limits import MAX_TASKS, check_disk
 from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
+from dlrm.preproc.division import TRAIN, Divided, Divider, Ranges
 from dlrm.preproc.engine import Span
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.fitting import (
@@ -37,12 +38,11 @@ from dlrm.preproc.fitting import (
 )
 from dlrm.preproc.packing import Files, Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
 from dlrm.preproc.pieces import Pieces
+from dlrm.preproc.report import facts as report
+from dlrm.preproc.report.statistics import Periods, Statistics
+from dlrm.preproc.source import Source, Target
 from dlrm.preproc.spark_engine import SparkEngine
-from dlrm.preproc.stages import report
-from dlrm.preproc.stages.column_statistics import Periods, Statistics
-from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
-from dlrm.preproc.stages.source import Source, Target
-from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
+from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices
 
@@ -178,10 +178,11 @@ def write_dataset(
 
     def write() -> dict[str, Any]:
         _check_disk(run, fitted, targets)
-        statistics = report.Collected(files, divided, periods, fitted, names)
-        made = transform(run, divided, targets, periods=periods, on_facts=statistics.add)
-        totals, sums, pieces = made
-        facts = report.facts(run, statistics, totals) if options.report else None
+        made = report.Report(files, divided.parts, periods, fitted, names)
+        totals, sums, pieces = transform(run, divided, targets, periods=periods, on_facts=made.add)
+        facts = None
+        if options.report:
+            facts = made.facts(totals, counted.facts, counted.distinct)
         further = Written({}, {}, {}) if more is None else more()
         return {
             "totals": totals | further.totals,
@@ -372,7 +373,7 @@ def finish_dataset(
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
     if run.parent is not None:
-        made_of["increment"] = run.parent.manifest_facts()
+        made_of["increment"] = {"parent": run.parent.digest, "numerics": run.parent.config.numerics}
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, written["sums"])
     write_slices(output, written["slices"])
     tables = None if spec is None else spec.field_tables

@@ -74,7 +74,7 @@ COMMANDS = {
         _OTHERS, "dlrm.language.pretraining.command", "turn text into a dataset for bert"
     ),
     "prepare-logs": Command(
-        _NVIDIA, "dlrm.preproc.prepare_logs", "turn Criteo's logs into a dataset, step by step"
+        _NVIDIA, "dlrm.preproc.logs.prepare_logs", "turn Criteo's logs into a dataset, step by step"
     ),
     "transcode": Command(
         _NVIDIA, "dlrm.scripts.transcode", "turn NVIDIA's CSV files into a dataset"

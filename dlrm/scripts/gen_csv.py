@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _generate(values: Values) -> None:
     import numpy as np
 
-    from dlrm.preproc.transcode_spec import read_csv_spec
+    from dlrm.preproc.tables.transcode_spec import read_csv_spec
 
     own = values.config(GenerateConfig)
     schema, splits = read_csv_spec(own.feature_spec_in)

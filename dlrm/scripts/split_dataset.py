@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.options import RunConfig
 from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION
 from dlrm.settings import REQUIRED, setting
 
@@ -49,8 +49,8 @@ def _split(values: Values) -> None:
     from dlrm.data.tables.kinds.binary_rows import BinaryRows
     from dlrm.data.tables.kinds.kind import TableFile
     from dlrm.data.verification import Verifier
-    from dlrm.preproc.preset import prepare_preset
     from dlrm.preproc.tables.options import TableOptions
+    from dlrm.preproc.tables.preset import prepare_preset
 
     own, run = values.config(SplitDatasetConfig), values.config(RunConfig)
     paths = {split: binary_file(own.dataset, split) for split in names.SPLITS}
@@ -65,7 +65,7 @@ def _split(values: Values) -> None:
 
 
 def _schema(num_numerical: int, sizes: list[int]) -> "Schema":
-    from dlrm.preproc.preset import plain_schema
+    from dlrm.preproc.tables.preset import plain_schema
 
     numerical = map(names.numerical_name, range(num_numerical))
     categorical = map(names.categorical_name, range(len(sizes)))

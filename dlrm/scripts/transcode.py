@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dlrm.data.clicks.names import FEATURE_SPEC
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.stages.options import PreparationOptions
+from dlrm.preproc.options import PreparationOptions
 from dlrm.scripts.common.table_flags import NOT_OPTIONS
 from dlrm.settings import REQUIRED, setting
 
@@ -40,9 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(values: Values) -> None:
     from dlrm.data.tables.files import FRAME, TableFile
-    from dlrm.preproc.preset import prepare_preset
     from dlrm.preproc.tables.options import TableOptions
-    from dlrm.preproc.transcode_spec import read_csv_spec, read_rows
+    from dlrm.preproc.tables.preset import prepare_preset
+    from dlrm.preproc.tables.transcode_spec import read_csv_spec, read_rows
 
     own = values.config(TranscodeConfig)
     path = own.input / own.feature_spec_in

@@ -12,8 +12,7 @@ from inline_engine import InlineEngine
 from killing import contents, difference
 
 from dlrm.language.pretraining import command as prepare_text
-from dlrm.preproc import prepare_logs
-from dlrm.preproc.logs import command as logs
+from dlrm.preproc.logs import command as logs, prepare_logs
 from dlrm.scripts.prepare import command as tables
 from dlrm.scripts.prepare.__main__ import main as prepare_tables
 

@@ -18,9 +18,9 @@ from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.pipeline import prepare as prepare_logs
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.stages.options import IncrementConfig
-from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.options import IncrementConfig
+from dlrm.preproc.parent import open_parent
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.tasks.table_rows import changed_rows
@@ -189,12 +189,15 @@ def contents(folder):
         ({"table": small(3) | {"y": [False] * 60}}, r"--extend .*/2: expected rows with label 1"),
         (
             {"schema": TEXTS | {"numerical": [{"column": "n", "transform": "log"}]}},
-            r"another one: numerical n: transform: the default in the transform and 'log' in the",
+            r'another one: numerical: {"column": "n"} in the transform and .*"log"} in the schema',
         ),
-        ({"schema": TEXTS | {"categorical": ["item"]}}, "another one: categorical user: .* in the"),
+        (
+            {"schema": TEXTS | {"categorical": ["item"]}},
+            r'another one: categorical: .*"user".* in the transform and nothing in',
+        ),
         (
             {"schema": TEXTS | {"categorical": TEXTS["categorical"][::-1]}},
-            r"another one: categorical: another order",
+            r'another one: categorical: {"column": "item"} in the transform and {"column": "user"',
         ),
     ],
     ids=["no click", "rule", "field", "order"],

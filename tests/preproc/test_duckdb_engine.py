@@ -19,7 +19,7 @@ from preproc_testing import small_disk
 from dlrm.preproc.duckdb_engine import local_engine, thread_engine
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, facts_batch
 from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.options import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,7 @@ from tables_testing import contents
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
-from dlrm.preproc import prepare_logs
-from dlrm.preproc.logs import pipeline
+from dlrm.preproc.logs import pipeline, prepare_logs
 from dlrm.preproc.work_folder import ProgressLine
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 

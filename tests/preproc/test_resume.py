@@ -23,7 +23,7 @@ from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.prepare import input_facts
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 

@@ -20,11 +20,11 @@ import dlrm.preproc
 from dlrm.api import spark_session
 from dlrm.data.tables.files import find_tables
 from dlrm.preproc import engines
+from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.engines import session_engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.publish import RUN
 from dlrm.remote.store import open_store
 

@@ -13,11 +13,11 @@ from tables_testing import contents
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
+from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.spark_query import SparkQuery, _version
-from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.tables.prepare_tables import prepare_tables
 
 ROWS = 3000
 SCHEMA = {

@@ -11,7 +11,7 @@ from preproc_testing import Page
 from tables_testing import prepare
 
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
+from dlrm.preproc.report.statistics import Periods, Statistics, ends_of_bin
 
 DAY = 86_400_000_000
 NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"
@@ -259,7 +259,7 @@ def test_page_fits_a_phone_and_escapes_names(timed):
     assert "<b>&" not in text
     assert {"caption", "details", "summary", "main", "h1"} <= set(page.tags)
     assert page.tags.count("caption") == page.tags.count("table") == text.count('role="region"')
-    rows = next(one for one in page.tables if one[0] == ["part", "rows"])
+    rows = next(one for one in page.tables if one[0] == ["part", "rows", "share positive"])
     assert [row[1] for row in rows[1:]] == ["1,334", "1,333", "1,333"]  # labels of the bars
 
 

@@ -18,7 +18,7 @@ import dlrm
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
-from dlrm.preproc.stages.options import IncrementConfig
+from dlrm.preproc.options import IncrementConfig
 
 NAN = float("nan")
 TABLES = ("arrow", "pandas", "objects", "polars")

@@ -72,7 +72,7 @@ REFUSED = {
     "dlrm/scripts/demo.py": (1, "", "--rows=x"),
     "dlrm/scripts/doctor.py": (2, "", "--env=x"),
     "dlrm/language/pretraining/command.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
-    "dlrm/preproc/prepare_logs.py": (2, "", "--seed=x"),
+    "dlrm/preproc/logs/prepare_logs.py": (2, "", "--seed=x"),
     "dlrm/scripts/simulate_logs/__main__.py": (2, "--output=x", "--rows=x"),
     "dlrm/vision/preparation/command.py": (2, "--source=x --output=x", "--size=x"),
     "preproc/spark_data_utils.py": (2, "", "--memory_gib=x"),
@@ -250,7 +250,7 @@ def walked(tmp_path_factory):
 
 
 PATHS = {  # some of the flags that the walk has to find
-    "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
+    "dlrm/preproc/logs/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
     "dlrm/scripts/checkpoint/__main__.py": {"--output"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_files", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},

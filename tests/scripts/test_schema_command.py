@@ -154,7 +154,7 @@ def test_logs_take_the_options_of_logs(tmp_path):
     assert before == "train on it with"
     assert command.startswith("  dlrm train --dataset a/binary_dataset --recipe auto ")
     words = ("--input_folder=raw", "--output_folder=b", *common)
-    assert forked.call("dlrm.preproc.prepare_logs", *words).returncode == 0
+    assert forked.call("dlrm.preproc.logs.prepare_logs", *words).returncode == 0
     for name in ("train_data.bin", "test_data.bin", "transform/transform.json"):
         one, other = (tmp_path / folder / "binary_dataset" / name for folder in "ab")
         assert one.read_bytes() == other.read_bytes()

@@ -99,7 +99,7 @@ STOPPED = {
     "schema": "dlrm.scripts.schema --input=rows.parquet --label=clicked --output={}/s --overwrite",
     "prepare": "dlrm.scripts.prepare --schema=schema.yaml --input=rows.parquet --output={}/o "
     "--cores=2",
-    "prepare_logs": "dlrm.preproc.prepare_logs --input_folder=days --output_folder={}/o --cores=2 "
+    "prepare_logs": "dlrm.preproc.logs.prepare_logs --input_folder=days --output_folder={}/o "
     "--engine=local",
     "evaluate": "dlrm.scripts.evaluate --checkpoint=run --input=data --output={}/o",
     "tune": "dlrm.scripts.tune --dataset=data --output={}/o --trials=9 --processes=2",
@@ -140,7 +140,7 @@ FULL = {
     "schema": "-m dlrm.scripts.schema --input=rows.parquet --label=clicked --output={}/s",
     "prepare": "-m dlrm.scripts.prepare --schema=schema.yaml --input=rows.parquet --output={}/o "
     "--cores=2",
-    "prepare_logs": "-m dlrm.preproc.prepare_logs --input_folder=days --output_folder={}/o "
+    "prepare_logs": "-m dlrm.preproc.logs.prepare_logs --input_folder=days --output_folder={}/o "
     "--cores=2 --engine=local",
     "main": "-m dlrm.scripts.main --dataset=data --recipe=auto --max_steps=3 "
     "--save_checkpoint_path={}/o",

@@ -20,10 +20,10 @@ from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.options import IncrementConfig, RunConfig
+from dlrm.preproc.parent import open_parent
 from dlrm.preproc.prepare import input_facts, summary
-from dlrm.preproc.stages.options import IncrementConfig, RunConfig
-from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.settings import settings_of
 

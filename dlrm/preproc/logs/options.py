@@ -8,7 +8,7 @@ from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.preproc.engines import ENGINES
-from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
+from dlrm.preproc.options import PreparationOptions, SplitConfig
 from dlrm.settings import setting
 
 if TYPE_CHECKING:

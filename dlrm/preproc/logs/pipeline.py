@@ -18,6 +18,15 @@ import numpy as np
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
+from dlrm.preproc.division import (
+    DROPPED,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Divided,
+    Divider,
+    Ranges,
+)
 from dlrm.preproc.fitting import Counted
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import (
@@ -33,18 +42,9 @@ from dlrm.preproc.logs.raw_log import (
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.packing import Written
 from dlrm.preproc.prepare import count, fit, part_bytes, quarantine, transform, write_dataset
-from dlrm.preproc.stages.division import (
-    DROPPED,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Divided,
-    Divider,
-    Ranges,
-)
-from dlrm.preproc.stages.report import Files
-from dlrm.preproc.stages.source import Target
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.report.facts import Files
+from dlrm.preproc.source import Target
+from dlrm.preproc.stage import PreparationRun
 
 UNLABELED = "unlabeled"
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
@@ -112,7 +112,7 @@ def _counted_days(
     divider = Divider(options.division, options.schema, 0, fits)
     source = LogSource(options.schema, options.log_format)
     if run.parent is not None:
-        run.parent = run.parent.with_lookups(run.write_lookups("parent", run.parent.transform))
+        run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
     counted = count(run, source, divider, splits)
     splits = number_rows(splits, counted.facts)
     quarantine(run, splits, counted)

@@ -16,7 +16,7 @@ from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain,
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.files import sync
 from dlrm.locks import new_suffix
-from dlrm.preproc.stages.source import Rejected
+from dlrm.preproc.source import Rejected
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, small enough for its columns to fit the caches

@@ -10,7 +10,7 @@ from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.logs.raw_log import Split, read_blocks
-from dlrm.preproc.stages.source import Read, Rejected
+from dlrm.preproc.source import Read, Rejected
 
 
 @dataclass(frozen=True)

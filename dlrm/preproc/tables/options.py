@@ -6,8 +6,8 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import facts
-from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
+from dlrm.preproc.division import facts
+from dlrm.preproc.options import PreparationOptions, SplitConfig
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ from dlrm.data.tables.text_parts import (
     measure,
     text_parts,
 )
+from dlrm.preproc.division import Divided, Divider
 from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
+from dlrm.preproc.report import facts as report
+from dlrm.preproc.report.facts import Files
 from dlrm.preproc.spark_query import SparkQuery, read_query
-from dlrm.preproc.stages import report
-from dlrm.preproc.stages.division import Divided, Divider
-from dlrm.preproc.stages.report import Files
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
 
@@ -102,7 +102,7 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     known = None
     if run.parent is not None:
         transform = run.parent.transform
-        run.parent = run.parent.with_lookups(run.write_lookups("parent", transform))
+        run.parent.lookups = str(run.write_lookups("parent", transform))
         known = str(transform), run.parent.lookups
     fitted = str(run.work.output / layout.TRANSFORM)
     source = TableSource(options.schema, divider.columns, known, fitted)

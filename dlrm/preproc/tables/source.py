@@ -14,7 +14,7 @@ from dlrm.data.tables.parts import FilePart
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.preproc.stages.source import Read, Rejected
+from dlrm.preproc.source import Read, Rejected
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from dlrm.data.choices import TABLE_KINDS
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import Values
-from dlrm.preproc.stages.options import PreparationOptions, RunConfig
+from dlrm.preproc.options import PreparationOptions, RunConfig
 from dlrm.settings import setting, settings_of
 
 TEXT_FLAGS = tuple(settings_of(TextFormat))

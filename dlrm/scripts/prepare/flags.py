@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.preproc.engines import ENGINES
-from dlrm.preproc.stages.options import OUTPUT_FORMATS
+from dlrm.preproc.options import OUTPUT_FORMATS
 from dlrm.settings import REQUIRED, setting
 
 CRITEO = "criteo"

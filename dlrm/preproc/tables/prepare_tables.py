@@ -11,10 +11,10 @@ from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.parent import open_parent
 from dlrm.preproc.prepare import input_facts, summary
 from dlrm.preproc.spark_query import SparkQuery
-from dlrm.preproc.stages.parent import open_parent
-from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import InputFiles, prepare
 from dlrm.preproc.work_folder import open_work_folder

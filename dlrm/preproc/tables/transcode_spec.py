@@ -13,7 +13,7 @@ from dlrm.data.clicks.names import SPLITS
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief
 from dlrm.files import within
-from dlrm.preproc.preset import plain_schema
+from dlrm.preproc.tables.preset import plain_schema
 
 Chunk = dict[str, Any]  # has the features of some files
 

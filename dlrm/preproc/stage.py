@@ -11,7 +11,7 @@ from typing import Any
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
-from dlrm.preproc.stages.parent import Parent
+from dlrm.preproc.parent import Parent
 from dlrm.preproc.work_folder import ProgressLine, WorkFolder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out

@@ -45,10 +45,6 @@ class IncrementConfig:
         if self.extend is None and self.numerics != type(self).numerics:
             raise ValueError("--numerics: expected --extend too, got none")
 
-    def facts(self) -> dict[str, Any]:
-        """Returns, by flag, the options that determine the bytes; none without `--extend`."""
-        return {} if self.extend is None else {"--numerics": self.numerics}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions:
@@ -93,7 +89,7 @@ class PreparationOptions:
         """Returns, by flag, the common options that determine the bytes of the dataset."""
         names = ("output_ordering", "output_format", "bad_lines", "report")
         facts = {f"--{name}": getattr(self, name) for name in names} | {"stages": _STAGES}
-        return facts | self.increment.facts()
+        return facts | ({"--numerics": self.increment.numerics} if self.increment.extend else {})
 
 
 @dataclass(frozen=True)

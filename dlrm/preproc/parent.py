@@ -1,7 +1,9 @@
 """The dataset or checkpoint whose dictionaries further rows extend."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,18 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import canonical_text
 from dlrm.data.verification import Verifier
-from dlrm.documents import brief, read_json
+from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.preproc.counting import CountedColumn
+from dlrm.preproc.division import TRAIN
 from dlrm.preproc.fitting import NEVER, Counted, fitted_dictionaries, fitted_numbers
-from dlrm.preproc.stages.division import TRAIN
-from dlrm.preproc.stages.options import IncrementConfig
+from dlrm.preproc.options import IncrementConfig
 
 _KINDS = (layout.KIND, "checkpoint")
-_OF_FIELDS = ("numerical", "categorical", "crosses")
 _OF_VALUES = ("frequency_limit", "max_ids")  # which an extension may change
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parent:
     """A dataset or checkpoint whose dictionaries are extended.
 
@@ -51,14 +52,6 @@ class Parent:
     def facts(self) -> dict[str, str]:
         """Returns, by flag, what determines the bytes of the dataset."""
         return {"--extend": self.digest}
-
-    def manifest_facts(self) -> dict[str, str]:
-        """Returns the manifest's entries about the extension."""
-        return {"parent": self.digest, "numerics": self.config.numerics}
-
-    def with_lookups(self, folder: Path) -> "Parent":
-        """Returns the same, with the folder of its lookups."""
-        return replace(self, lookups=str(folder))
 
     @property
     def sizes(self) -> list[int]:
@@ -167,7 +160,7 @@ def open_parent(config: IncrementConfig, schema: Schema) -> Parent | None:
     facts = stored.facts_file(directory / layout.TRANSFORM)
     Verifier(directory, kind, "first", None).check_names(f"{layout.TRANSFORM}/{facts.name}")
     fitted = Transform.load(facts.parent)
-    for difference in schema_differences(fitted.schema, schema):
+    if difference := _difference(fitted.schema, schema):
         raise ValueError(
             f"--extend {directory}: expected the schema of its transform, got another one: "
             f"{difference}"
@@ -175,36 +168,22 @@ def open_parent(config: IncrementConfig, schema: Schema) -> Parent | None:
     return Parent(config, fitted, stored.digest(facts.parent), facts.parent)
 
 
-def schema_differences(parent: Schema, own: Schema) -> Iterator[str]:
-    """Yields the entries in which two schemas differ, except limits and the format of CSV."""
-    first, second = ({k: v for k, v in s.to_dict().items() if k != "format"} for s in (parent, own))
-    for name in dict.fromkeys([*first, *second]):
-        sides = [_entries(facts.get(name)) for facts in (first, second)]
-        for entry in dict.fromkeys([*sides[0], *sides[1]]):
-            values: list[Any] = [side.get(entry) for side in sides]
-            where, absent = f"{name} {entry}".strip(), "nothing"
-            if all(isinstance(value, dict) for value in values):
-                keys = [*values[0], *values[1]]
-                key = next((k for k in keys if values[0].get(k) != values[1].get(k)), "")
-                where, values = f"{where}: {key}", [value.get(key) for value in values]
-                absent = "the default"
-            if values[0] != values[1]:
-                shown = [absent if value is None else brief(value) for value in values]
-                yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
-        if name in _OF_FIELDS and [*sides[0]] != [*sides[1]]:  # columns are numbered by it
-            yield f"{name}: another order"
+def _difference(parent: Schema, own: Schema) -> str | None:
+    """Names the first entry in which schemas differ, except limits and the format of CSV."""
+    sides = [_entries(schema.to_dict()) for schema in (parent, own)]
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        for one, other in zip_longest(*(s.get(name, []) for s in sides), fillvalue="nothing"):
+            if one != other:
+                return f"{name}: {one} in the transform and {other} in the schema"
+    return None
 
 
-def _entries(value: Any) -> dict[str, Any]:
-    """Returns the fields of a list by column, and any other value under an empty name."""
-    if not isinstance(value, list) or not value or isinstance(value[0], list):
-        return {"": value}
-    if all(isinstance(item, str) for item in value):
-        return {item: {} for item in value}
-    fields = [{"column": item} if isinstance(item, str) else dict(item) for item in value]
-    return {
-        str(field.pop("column", field.pop("name", place))): {
-            k: v for k, v in field.items() if k not in _OF_VALUES
-        }
-        for place, field in enumerate(fields)
-    }
+def _entries(facts: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the entries of each section as JSON, in order, as columns are numbered by it."""
+    entries = {}
+    for name, value in facts.items():
+        items = value if isinstance(value, list) else [value]
+        items = [item if isinstance(item, dict) else {"column": item} for item in items]
+        own = [{k: v for k, v in item.items() if k not in _OF_VALUES} for item in items]
+        entries[name] = [json.dumps(one, sort_keys=True) for one in own if name != "format"]
+    return entries

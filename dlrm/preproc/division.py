@@ -11,8 +11,8 @@ from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import LEAVES_OUT, RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.options import SplitConfig
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.options import SplitConfig
+from dlrm.preproc.source import Part, Read, Rejected, Source, Target
 
 if TYPE_CHECKING:
     from dlrm.preproc.fitting import Counted
