@@ -36,8 +36,8 @@ from dlrm.preproc.fitting import (
     write_counted,
 )
 from dlrm.preproc.packing import Files, Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
-from dlrm.preproc.pieces import Pieces
-from dlrm.preproc.spark_engine import SparkEngine
+from dlrm.preproc.spark.engine import SparkEngine
+from dlrm.preproc.spark.pieces import Pieces
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
 from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges

@@ -12,7 +12,7 @@ from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.prepare import input_facts, summary
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.stages.parent import open_parent
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions

@@ -35,7 +35,7 @@ from dlrm.data.tables.text_parts import (
     text_parts,
 )
 from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
-from dlrm.preproc.spark_query import SparkQuery, read_query
+from dlrm.preproc.spark.query import SparkQuery, read_query
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divided, Divider
 from dlrm.preproc.stages.report import Files

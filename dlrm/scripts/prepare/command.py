@@ -18,7 +18,7 @@ from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.config import CacheConfig

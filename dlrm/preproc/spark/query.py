@@ -17,7 +17,7 @@ from dlrm.data.sources.column_names import check_columns
 from dlrm.locks import new_suffix
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.spark_engine import Batches, SparkEngine, cells_of, packed
+from dlrm.preproc.spark.engine import Batches, SparkEngine, cells_of, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

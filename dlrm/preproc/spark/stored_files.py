@@ -318,14 +318,3 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
         yield outlined
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def check_store(uri: Uri) -> None:
-    """Writes, reads, lists and removes an object."""
-    store, key = open_store(uri), uri.below(f"{RUN}/.probe-{new_suffix()}").key
-    store.write(key, b"probe")
-    try:
-        if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
-            raise OSError(f"{uri}: an object that was written is not there")
-    finally:
-        store.remove(key)
