@@ -72,18 +72,15 @@ class SparkEngine:
 
         The last grouping leaves of the rare values of a column only their number.
         """
-        from pyspark.sql.functions import expr
-
         given = self._mapped(*self._over(parts, partial(_counted, partial_counts)), _COUNTS)
         # A part has each value once: nothing can be summed before the values come together.
         given = given.repartition(self._partitions, "column", "key")
         summed = given.groupBy("column", "key", "text").agg({"n": "sum"})
         # Texts are compared once they are few, as Spark sorts to find the least of them.
-        summed = summed.groupBy("column", "key").agg(
-            expr("min(text)").alias("text"),
-            expr("max(text)").alias("other"),
-            expr("sum(`sum(n)`)").alias("n"),
-        )
+        summed = summed.selectExpr("column", "key", "text", "text AS other", "`sum(n)` AS n")
+        summed = summed.groupBy("column", "key").agg({"text": "min", "other": "max", "n": "sum"})
+        names = "`min(text)` AS text", "`max(other)` AS other", "`sum(n)` AS n"
+        summed = summed.selectExpr("column", "key", *names)
         least = f"element_at(array({', '.join(f'{n}L' for n in [1, *limits])}), column + 2)"
         two = "raise_error(concat('hash of ', hex(text), ' and ', hex(other)))"
         folded = summed.selectExpr(

@@ -40,11 +40,8 @@ class LocalFiles:
 
         return cloudpickle.dumps(task), {}
 
-    def adopt(self, paths: Iterable[str | Path]) -> None:
-        """Has files that tasks have written."""
-
     def adopt_new(self) -> None:
-        """Has the files that packed items name and that were not there."""
+        """Has outlines of the files that tasks have written."""
 
     def folder(self, path: Path) -> Path | Uri:
         """Returns where executors write what belongs into a folder."""

@@ -90,10 +90,10 @@ def read_query(
         files = [cell.decode() for cell in engine.cells(frame, task)]
     if not files:
         raise ValueError("expected rows, got none")
-    engine.files.adopt(paths := [str(folder / name) for name in files])
+    engine.files.adopt_new()
     facts = {"partitions": len(files), "spark": frame.sparkSession.version}
     facts |= {} if version is None else {"snapshot": version}
-    return {"files": paths, "manifest": query.facts() | facts}
+    return {"files": [str(folder / name) for name in files], "manifest": query.facts() | facts}
 
 
 def fetch_rows(
