@@ -187,7 +187,11 @@ def spark_session(
     python = context.getConf().get("spark.pyspark.python", context.pythonExec)
     context.pythonExec = python or context.pythonExec
     try:
-        yield SparkSession(context)
+        try:
+            started = SparkSession(context)
+        except Exception as error:  # py4j's, after a master that does not answer
+            raise EngineError("Spark stopped while it started") from error
+        yield started
     except EngineError as error:
         raise EngineError(f"{error}{hint}") from error
     finally:
