@@ -23,10 +23,10 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_all_local, check_outside
-from dlrm.preproc.engines import session_engine, shares_folders
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.options import IncrementConfig, SplitConfig
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
+from dlrm.preproc.spark.session import session_engine, shares_folders
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.cache import Cache
@@ -110,7 +110,7 @@ def run(
         how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
         kind = layout.KIND if overwrite else False
         if is_fetched(destination) and not shares_folders(spark):
-            from dlrm.preproc.stored_files import outlines
+            from dlrm.preproc.spark.stored_files import outlines
 
             uri, cache = Uri.parse(destination), Cache.open(cache_dir)
             outlined = stack.enter_context(outlines(cache, uri))

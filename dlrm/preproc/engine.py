@@ -83,7 +83,8 @@ class Engine(Protocol):
             partial_counts: yields batches of `COUNTS` for a part.
             limits: for each column, the least sum of a value that is kept. The last entry of a
                 column has in place of a key the number of other values, and 0 occurrences.
-            on_part: called with the number of a part that has been read.
+            on_part: called with the number of a part that has been read, unless the engine has
+                pages of its own.
         """
 
     def sorted_rows(

@@ -37,11 +37,11 @@ from dlrm.preproc.fitting import (
     write_counted,
 )
 from dlrm.preproc.packing import Files, Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
-from dlrm.preproc.pieces import Pieces
 from dlrm.preproc.report import facts as report
 from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Source, Target
-from dlrm.preproc.spark_engine import SparkEngine
+from dlrm.preproc.spark.engine import SparkEngine
+from dlrm.preproc.spark.pieces import Pieces
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices

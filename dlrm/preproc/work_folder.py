@@ -158,7 +158,7 @@ def open_work_folder(
         ValueError: an unfinished run has other facts, which the message names.
     """
     final = final.resolve()
-    folder = _folder_of(final)
+    folder = work_path(final)
     facts = json.loads(json.dumps(facts))
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     work = WorkFolder(folder / digest, final, resumed=False)
@@ -210,13 +210,9 @@ def _what_is_there(final: Path) -> str:
     )
 
 
-def shared_folders(final: Path) -> list[Path]:
-    """Returns the directories of a run and of its output, below which tasks write."""
+def work_path(final: Path) -> Path:
+    """Returns the directory of a run, given its output."""
     final = final.resolve()
-    return [_folder_of(final), final.parent]
-
-
-def _folder_of(final: Path) -> Path:
     return final.with_name(f"{final.name}.unfinished")
 
 

@@ -7,8 +7,8 @@ import pytest
 def spark(java, storage, tmp_path_factory):
     """One Spark for all tests, as it takes seconds to start; its workers know the storage."""
     pytest.importorskip("pyspark")
-    from dlrm.preproc.engines import session_engine, spark_session
     from dlrm.preproc.errors import EngineError
+    from dlrm.preproc.spark.session import session_engine, spark_session
 
     folder = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_LOCAL_DIRS"] = str(folder)

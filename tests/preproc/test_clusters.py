@@ -118,33 +118,12 @@ def test_a_standalone_cluster_of_two_workers(java, raw, expected, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_without_a_fitting_worker_is_not_waited_for_without_end(java, raw, tmp_path):
-    pytest.importorskip("pyspark")
-    port = free_port()
-    with (
-        spark_class(tmp_path, "master.Master", *master_of(port)) as log,
-        spark_class(tmp_path, "worker.Worker", *worker_of(port)),
-    ):
-        wait_for(log, "Registering worker", 1)
-        too_much = ["--conf=spark.executor.memory=8g", "--conf=spark.dlrm.startTimeout=20s"]
-        arguments = [*driver_of(port), *too_much]
-        run = start(raw, tmp_path / "out", *arguments, stderr=subprocess.PIPE)
-        said, error = run.communicate(timeout=120)
-    assert run.returncode == 1
-    assert said.startswith("Spark UI: http://127.0.0.1:")
-    assert error.startswith(
-        "error: Spark started no task within 20 s: Initial job has not accepted"
-    )
-    assert "spark.dlrm.startTimeout=600s waits longer" in error
-
-
-@pytest.mark.slow
 def test_a_master_that_does_not_answer_is_said(java, raw, tmp_path):
     pytest.importorskip("pyspark")
     run = start(raw, tmp_path / "out", *driver_of(free_port()), stderr=subprocess.PIPE)
     error = run.communicate(timeout=180)[1]
     assert run.returncode == 1
-    assert re.match("error: Spark .*All masters are unresponsive! Giving up", error), error
+    assert re.match(r"error: Spark .*; see \S+/spark\.log", error), error
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_a_driver_that_is_killed_is_resumed(start, expected, request):
 
 
 def test_executors_without_permission_are_named(endpoint, cluster, folder, request):
-    endpoint.set(denied=f"{request.node.name}/binary_dataset/{RUN}/.probe")
+    endpoint.set(denied=f"{request.node.name}/binary_dataset/data-")
     where = ["--input=s3://bucket/raw", f"--output=s3://bucket/{request.node.name}"]
     run = nodes.prepare(*SPLITS, *cluster.flags, *where, folder=folder / "driver")
     said = run.communicate(timeout=200)[0]

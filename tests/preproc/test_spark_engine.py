@@ -1,70 +1,26 @@
-"""Spark's settings, and measures in its processes that keep small tasks cheap."""
+"""Spark's settings, sums, errors and signals."""
 
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dlrm.command_line import Terminated, terminable
-from dlrm.preproc.engines import configuration, open_engine, own_local_folders, session_engine
-from dlrm.preproc.errors import EngineError
-from dlrm.preproc.spark_engine import SparkEngine
+from dlrm.preproc.engine import COUNTS
+from dlrm.preproc.engines import open_engine
+from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.spark.engine import SparkEngine
+from dlrm.preproc.spark.session import configuration
 
 pytestmark = pytest.mark.long
-SOCKETS = "spark.python.unix.domain.socket.enabled"
-
-
-def test_what_killed_spark_left_goes_with_the_next(tmp_path, monkeypatch):
-    folder = tmp_path / "spark-tmp"
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(folder))
-    child = os.fork()
-    if not child:
-        with own_local_folders():
-            blocks = Path(os.environ["SPARK_LOCAL_DIRS"], "blockmgr-x")
-            blocks.mkdir(parents=True)
-            (blocks / "data").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert list(folder.rglob("data"))
-    (folder / "of another").mkdir()
-    with own_local_folders():
-        (own,) = os.environ["SPARK_LOCAL_DIRS"].split(",")
-        assert Path(own).parent == folder
-        assert not list(folder.rglob("data"))
-        (Path(own) / "data").touch()
-    assert [path.name for path in folder.iterdir()] == ["of another"]
-    assert os.environ["SPARK_LOCAL_DIRS"] == str(folder)
-
-
-def test_what_is_loaded_is_no_garbage_to_look_for_after_every_task(spark):
-    def note(item):
-        import gc
-        import os
-
-        return os.getpid(), gc.get_freeze_count()
-
-    list(spark.map(note, range(4)))  # after which it is loaded
-    for process, objects in spark.map(note, range(8)):
-        assert process != os.getpid()
-        assert objects > 10_000  # pyspark and numpy
-
-
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "spark://host:7077"])
-def test_settings_of_others_prevail(master):
-    ours = configuration(master, 4, "/code", {})
-    assert ours[SOCKETS] == "true"
-    assert "TieredStopAtLevel=1" in ours["spark.executor.defaultJavaOptions"]
-    theirs = {SOCKETS: "false", "spark.driver.memory": "9g"}
-    assert configuration(master, 4, "/code", theirs) == ours | theirs
 
 
 @pytest.mark.parametrize("master", [None, "yarn", "k8s://https://host:6443"])
 def test_clusters_of_others_keep_their_java_options(master):
-    ours = configuration(master, 4, "/code", {})
-    assert SOCKETS not in ours
+    ours = configuration(master, 4, "/code")
     assert not any("defaultJavaOptions" in name for name in ours)
     assert ours["spark.executor.memory"] == "2g"
 
@@ -94,10 +50,13 @@ def test_tasks_have_the_umask_of_the_command(spark, tmp_path):
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o660}
 
 
-def test_a_folder_in_which_no_task_can_write_is_named_at_the_start(spark, tmp_path):
-    (tmp_path / "proc").symlink_to("/proc")  # where not even root creates files
-    with pytest.raises(EngineError, match=r"cannot create a file: '/proc'\. Every executor needs"):
-        session_engine(spark.session, tmp_path / "proc" / "out", lambda line: None)
+def test_two_texts_with_one_hash_are_refused(spark):
+    def counted(part):
+        yield pa.record_batch([[0, 0], [7, 8], [part, b"same"], [1, 1]], schema=COUNTS)
+
+    with pytest.raises(TaskError, match="texts b'a' and b'b' have the same 64-bit hash"):
+        list(spark.counts([b"a", b"b"], counted, [2], print))
+    assert len(list(spark.counts([b"a", b"a"], counted, [2], print))) > 0
 
 
 def test_an_error_is_said_in_a_line(spark):

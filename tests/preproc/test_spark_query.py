@@ -15,7 +15,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
 from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.spark_query import SparkQuery, _version
+from dlrm.preproc.spark.query import SparkQuery, _version
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 

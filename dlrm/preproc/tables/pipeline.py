@@ -38,7 +38,7 @@ from dlrm.preproc.division import Divided, Divider
 from dlrm.preproc.prepare import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.report import facts as report
 from dlrm.preproc.report.facts import Files
-from dlrm.preproc.spark_query import SparkQuery, read_query
+from dlrm.preproc.spark.query import SparkQuery, read_query
 from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource

@@ -13,7 +13,7 @@ from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.parent import open_parent
 from dlrm.preproc.prepare import input_facts, summary
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import InputFiles, prepare

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dlrm.flags import Values
 from dlrm.preproc.engines import SparkConfig
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
 from dlrm.settings import setting
 
 

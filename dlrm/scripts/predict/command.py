@@ -21,7 +21,7 @@ from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
 from dlrm.flags import Values
 from dlrm.metrics.table import line_of, metrics_note, one_class_note
-from dlrm.preproc.spark_query import SparkQuery, fetch_rows
+from dlrm.preproc.spark.query import SparkQuery, fetch_rows
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.common.source_flags import CSV_FLAGS
 from dlrm.scripts.common.spark_flags import spark_query

@@ -18,7 +18,7 @@ from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs import prepare_logs
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
-from dlrm.preproc.spark_query import SparkQuery
+from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.config import CacheConfig

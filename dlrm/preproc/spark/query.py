@@ -17,7 +17,7 @@ from dlrm.data.sources.column_names import check_columns
 from dlrm.locks import new_suffix
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.spark_engine import Batches, SparkEngine, cells_of, packed
+from dlrm.preproc.spark.engine import Batches, SparkEngine, cells_of, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,10 +90,10 @@ def read_query(
         files = [cell.decode() for cell in engine.cells(frame, task)]
     if not files:
         raise ValueError("expected rows, got none")
-    engine.files.adopt(paths := [str(folder / name) for name in files])
+    engine.files.adopt_new()
     facts = {"partitions": len(files), "spark": frame.sparkSession.version}
     facts |= {} if version is None else {"snapshot": version}
-    return {"files": paths, "manifest": query.facts() | facts}
+    return {"files": [str(folder / name) for name in files], "manifest": query.facts() | facts}
 
 
 def fetch_rows(

@@ -14,9 +14,9 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,8 +78,9 @@ class StoredFiles:
     def __init__(self, uri: Uri, work: Path) -> None:
         self.uri, self.data = uri, uri.below(f"{PREFIX}{new_suffix()}")
         self._work, self._run = str(work), uri.below(RUN)
-        self._shipped, self._new = set[str](), dict[str, None]()
+        self._shipped = set[str]()
         self.opened = partial(attempt, self._run, _relative(self._work))
+        self.adopt_new()
 
     def pack(self, task: Any) -> tuple[bytes, dict[str, Input]]:
         """Returns what `opened` makes the task of, and the input that it names."""
@@ -93,18 +94,13 @@ class StoredFiles:
                 found = {path: found[path]._replace(ranges=some) for path, some in own.items()}
         return content.getvalue(), {_relative(path): one for path, one in found.items()}
 
-    def adopt(self, paths: Iterable[str | Path]) -> None:
-        """Has files that tasks have written, as `_outline` makes them."""
-        for path in map(str, paths):
-            place = self._run.below(f"work{path.removeprefix(self._work)}")
-            _outline(path, place, open_store(place).entry(place.key))
-
     def adopt_new(self) -> None:
-        """Has the files that packed items name and that were not there."""
-        for path in self._new:
-            with suppress(FileNotFoundError):  # of tasks that have not run yet
-                self.adopt([path])
-        self._new.clear()
+        """Has outlines of the files that tasks have written."""
+        place = self._run.below("work")
+        for entry in open_store(place).entries(place.folder):
+            path = f"{self._work}/{entry.key.removeprefix(place.folder)}"
+            if path not in _inputs or _inputs[path].entry != entry:
+                _outline(path, Uri(place.scheme, place.authority, entry.key), entry)
 
     def folder(self, path: Path) -> Uri:
         """Returns where executors write rows."""
@@ -113,15 +109,10 @@ class StoredFiles:
     def _named(self, text: str, is_path: bool) -> tuple[str, str] | None:
         """Returns the kind and the name of a path; None for other texts."""
         inside = text.startswith(f"{self._work}/")
-        if text not in _inputs and inside and os.path.isfile(text):
-            with suppress(FileNotFoundError):  # of an attempt that was killed
-                self.adopt([text])
         if text in _inputs:
             return "file", _relative(text)
         if os.path.isdir(text) if inside else is_path and os.path.isdir(text):
             return "folder", self._ship(Path(text))
-        if inside:
-            self._new[text] = None
         return ("new", _relative(text)) if inside else None
 
     def _ship(self, folder: Path) -> str:
@@ -318,14 +309,3 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
         yield outlined
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def check_store(uri: Uri) -> None:
-    """Writes, reads, lists and removes an object."""
-    store, key = open_store(uri), uri.below(f"{RUN}/.probe-{new_suffix()}").key
-    store.write(key, b"probe")
-    try:
-        if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
-            raise OSError(f"{uri}: an object that was written is not there")
-    finally:
-        store.remove(key)

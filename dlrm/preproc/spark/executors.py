@@ -1,21 +1,18 @@
-"""Tasks of Spark on executors: their files, a comparison with the driver, and their errors."""
+"""Tasks of Spark on executors: their files, the package that they need, and their errors."""
 
 import gc
 import os
 import pickle
-import platform
-import pwd
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from dlrm import __version__
+from dlrm.data.transform.dictionaries import two_texts
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.remote.uri import Uri
 
@@ -43,11 +40,8 @@ class LocalFiles:
 
         return cloudpickle.dumps(task), {}
 
-    def adopt(self, paths: Iterable[str | Path]) -> None:
-        """Has files that tasks have written."""
-
     def adopt_new(self) -> None:
-        """Has the files that packed items name and that were not there."""
+        """Has outlines of the files that tasks have written."""
 
     def folder(self, path: Path) -> Path | Uri:
         """Returns where executors write what belongs into a folder."""
@@ -83,7 +77,7 @@ def opened_task(
         yield from loads(task)(batches)
 
 
-def sent(task: Callable, context: tuple[int, tuple[str, str]]) -> Callable:
+def sent(task: Callable, mask: int) -> Callable:
     """Returns a function for executors, which first compares its package with this one.
 
     As a nested function it is pickled by value, and runs where there is no package.
@@ -91,62 +85,39 @@ def sent(task: Callable, context: tuple[int, tuple[str, str]]) -> Callable:
     from pyspark import cloudpickle
 
     content, mark, send, version = cloudpickle.dumps(task), _EXECUTOR_MARK, _SEND, __version__
-    machine = platform.machine()
 
     def run(batches: Any) -> Any:
         import os
         import pickle
-        import platform
         import sys
 
-        def fail(problem: str) -> None:
-            host = f"the executor on host {os.uname().nodename} ({sys.executable})"
-            raise RuntimeError(f"{mark}{host} {problem}{mark}") from None
-
-        if platform.machine() != machine:
-            fail(f"has architecture {platform.machine()}, and the driver {machine}")
+        host = f"the executor on host {os.uname().nodename} ({sys.executable})"
         try:
-            import numpy  # noqa: F401, ICN001
-
             import dlrm
         except ModuleNotFoundError as error:
-            fail(f"has no module {error.name!r}; {send}")
-        if (found := getattr(dlrm, "__version__", "of another project")) != version:
-            fail(f"has dlrm {found}, and the driver {version}; both need the same")
-        from dlrm.preproc.executors import guarded
+            problem = f"{host} has no module {error.name!r}; {send}"
+            raise RuntimeError(f"{mark}{problem}{mark}") from None
+        if dlrm.__version__ != version:
+            problem = f"{host} has dlrm {dlrm.__version__}, and the driver {version}"
+            raise RuntimeError(f"{mark}{problem}{mark}")
+        from dlrm.preproc.spark.executors import guarded
 
-        return guarded(pickle.loads(content), context, batches)
+        return guarded(pickle.loads(content), mask, batches)
 
     return run
 
 
-def guarded(task: Callable, context: tuple[int, tuple[str, str]], batches: Any) -> Iterator[Any]:
+def guarded(task: Callable, mask: int, batches: Any) -> Iterator[Any]:
     """Runs a task with the driver's umask; marks its errors of input and output, with a place."""
-    mask, driver = context
     os.umask(mask)
+    gc.freeze()  # what is loaded: Spark collects garbage after each task, which would take 40 ms
     try:
         yield from task(batches)
-    except (ValueError, OSError) as error:
-        where, (host, user) = "", host_and_user()
-        if isinstance(error, OSError) and (host, user) != driver:
-            unseen = "; not seen by this node" * isinstance(error, FileNotFoundError)
-            where = f" (on host {host} as user {user}{unseen})"
-        raise RuntimeError(f"{_MARK}{error}{where}{_MARK}") from None
-    finally:
-        _freeze_loaded(len(sys.modules))
-
-
-@cache
-def _freeze_loaded(modules: int) -> None:
-    """Excludes loaded modules from the garbage collection after every task, which takes 40 ms."""
-    gc.collect()
-    gc.freeze()
-
-
-def host_and_user() -> tuple[str, str]:
-    with suppress(KeyError):  # as in containers
-        return os.uname().nodename, pwd.getpwuid(os.geteuid()).pw_name
-    return os.uname().nodename, str(os.geteuid())
+    except OSError as error:
+        where = f"on host {os.uname().nodename} as user {os.geteuid()}"
+        raise RuntimeError(f"{_MARK}{error} ({where}){_MARK}") from None
+    except ValueError as error:
+        raise RuntimeError(f"{_MARK}{error}{_MARK}") from None
 
 
 def error_of(error: BaseException) -> Exception:
@@ -156,14 +127,8 @@ def error_of(error: BaseException) -> Exception:
         return TaskError(said[1])
     if said := re.search(f"{_EXECUTOR_MARK}(.*?){_EXECUTOR_MARK}", text, re.DOTALL):
         return EngineError(said[1])
-    versions = re.search(r"different version: (\d+\.\d+) than that in driver: (\d+\.\d+)", text)
-    if versions is not None:  # which Spark compares before it reads a task
-        host = re.search(r"\(TID \d+\) \((\S+) executor", text)
-        where = f"the executor on host {host[1]}" if host else "an executor"
-        return EngineError(
-            f"{where} has Python {versions[1]}, and the driver {versions[2]}; both need the same: "
-            "PYSPARK_PYTHON or --conf spark.pyspark.python names that of the executors"
-        )
+    if said := re.search(r"hash of (\w*) and (\w*)", text):
+        return TaskError(two_texts(*map(bytes.fromhex, said.groups())))
     named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception): ?.*)"
     causes: list[str] = []
     for cause in re.findall(named, text, re.MULTILINE):

@@ -6,30 +6,26 @@ driver come facts, and the values that get ids, packed into few cells.
 
 import os
 import pickle
-import re
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from queue import Empty, Full, Queue
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
-from dlrm.preproc.errors import EngineError
-from dlrm.preproc.executors import LocalFiles, each, error_of, host_and_user, opened_task, sent
+from dlrm.preproc.spark.executors import LocalFiles, each, error_of, opened_task, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DEADLINE = "spark.dlrm.startTimeout"
-_PROBED_ROWS = 1 << 16  # more than there are cores
+_ROWS_OF_CORES = 1 << 16  # more than there are cores
 _PARTITIONS = 3  # for each core
 _BUCKET_BYTES = 48 << 20  # of rows that are written at once
 _CELL_BYTES = 4 << 20
@@ -51,23 +47,12 @@ class SparkEngine:
     is_distributed = True
 
     def __init__(self, session: "SparkSession", files: Any = None) -> None:
-        self.session, self.files, self.cores = session, files or LocalFiles(), 1
-        mask = os.umask(0o077)
-        os.umask(mask)
-        self._context = mask, host_and_user()
-
-    def start(self, check: Callable[[], None], reason: Callable[[], str]) -> None:
-        """Counts the cores, on each of which a function runs.
-
-        Raises:
-            EngineError: it has not begun to run within the deadline, or an executor lacks the
-                package.
-        """
-        deadline = _seconds(self.session.conf.get(DEADLINE, "120s") or "")
-        rows = self.session.range(_PROBED_ROWS)
-        self.cores = sum(
-            1 for _ in self.cells(rows, partial(_checked, check), True, deadline, reason)
-        )
+        self.session, self.files = session, files or LocalFiles()
+        os.umask(mask := os.umask(0o077))
+        self._mask = mask
+        # Spark divides rows by cores; the first tasks also tell whether executors have the package.
+        rows = session.range(_ROWS_OF_CORES)
+        self.cores = sum(1 for _ in self.cells(rows, _one_cell, few=True))
 
     def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """Yields results in the order of their items; see `Engine`."""
@@ -85,26 +70,31 @@ class SparkEngine:
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`.
 
-        A second grouping leaves of the rare values of a column only their number.
+        The last grouping leaves of the rare values of a column only their number.
         """
         given = self._mapped(*self._over(parts, partial(_counted, partial_counts)), _COUNTS)
         # A part has each value once: nothing can be summed before the values come together.
         given = given.repartition(self._partitions, "column", "key")
         summed = given.groupBy("column", "key", "text").agg({"n": "sum"})
+        # Texts are compared once they are few, as Spark sorts to find the least of them.
+        summed = summed.selectExpr("column", "key", "text", "text AS other", "`sum(n)` AS n")
+        summed = summed.groupBy("column", "key").agg({"text": "min", "other": "max", "n": "sum"})
+        names = "`min(text)` AS text", "`max(other)` AS other", "`sum(n)` AS n"
+        summed = summed.selectExpr("column", "key", *names)
         least = f"element_at(array({', '.join(f'{n}L' for n in [1, *limits])}), column + 2)"
-        rare = f"`sum(n)` < {least}"
+        two = "raise_error(concat('hash of ', hex(text), ' and ', hex(other)))"
         folded = summed.selectExpr(
             "column",
-            f"if({rare}, NULL, key) AS key",
-            f"if({rare}, NULL, text) AS text",
-            f"if({rare}, 0L, `sum(n)`) AS n",
+            f"if(n < {least}, NULL, key) AS key",
+            f"if(text <> other, {two}, if(n < {least}, NULL, text)) AS text",
+            f"if(n < {least}, 0L, n) AS n",
         )
         folded = folded.groupBy("column", "key", "text", "n").count()
         number = "`count` + (-9223372036854775807L - 1L)"
         kept = folded.selectExpr("column", f"if(n > 0, key, {number}) AS key", "text", "n")
         order = "column", kept.n.desc(), "text", "key"
         ordered = kept.repartitionByRange(self._partitions, *order).sortWithinPartitions(*order)
-        for cell in self.cells(ordered, packed, on_task=on_part, tasks=len(parts)):
+        for cell in self.cells(ordered, packed):
             for batch in pa.ipc.open_stream(cell):
                 keys = batch.column(1).to_numpy().view(np.uint64) ^ _SIGN
                 texts = batch.column(2).cast(pa.large_binary())
@@ -125,7 +115,7 @@ class SparkEngine:
         given = given.repartition(self._partitions, "bucket")
         ordered = given.sortWithinPartitions("bucket", "key")
         task = self.opened(partial(_written, write, buckets))
-        for cell in self.cells(ordered, task, on_task=on_part, tasks=len(parts)):
+        for cell in self.cells(ordered, task):
             yield from pa.ipc.open_stream(cell)
 
     def opened(self, task: Callable) -> Callable:
@@ -144,102 +134,57 @@ class SparkEngine:
         return rows, partial(each, self.files.opened, content, inputs, packed)
 
     def _mapped(self, frame: "DataFrame", task: Callable, columns: str) -> "DataFrame":
-        return frame.mapInArrow(sent(task, self._context), columns)
+        return frame.mapInArrow(sent(task, self._mask), columns)
 
     def cells(
         self,
         frame: "DataFrame",
         task: Callable[[Batches], Iterator[pa.RecordBatch]],
         few: bool = False,
-        deadline: float | None = None,
-        reason: Callable[[], str] = str,
-        on_task: Callable[[int], None] = lambda number: None,
-        tasks: int = 0,
     ) -> Iterator[bytes]:
         """Yields the cells that a function makes of the partitions of a data frame, in order.
 
-        A thread waits for Spark: a signal that interrupts pyspark in the main thread would leave an
-        answer to be read by the next call.
-
         Args:
             few: whether memory holds all cells.
-            deadline: seconds in which something must have run, and the `reason` if nothing has.
-            on_task: called with 0, 1, ... as that many of the first `tasks` tasks have ended.
         """
-        mapped, tag = self._mapped(frame, task, _CELL), f"dlrm-{uuid.uuid4().hex}"
-        results, over = Queue[Any](2), Event()
-        thread = Thread(target=self._fetch, args=(mapped, few, tag, results, over), daemon=True)
-        thread.start()
-        began, done = time.monotonic(), 0
+        mapped = self._mapped(frame, task, _CELL)
+        if few:
+            yield from (bytes(cell) for (cell,) in self._done(mapped.collect))
+            return
+        mapped.persist()
         try:
-            while True:
-                try:
-                    result = results.get(timeout=0.5)
-                except Empty:
-                    active, ended = self._progress()
-                    for number in range(done, min(ended, tasks)):
-                        on_task(number)
-                        done = number + 1
-                    if active or ended:
-                        deadline = None
-                    if deadline is not None and time.monotonic() - began > deadline:
-                        why = reason() or "no executor has registered, or none has a free core"
-                        raise EngineError(
-                            f"Spark started no task within {deadline:.0f} s: {why}. --conf "
-                            f"{DEADLINE}=600s waits longer"
-                        ) from None
-                    continue
-                if result is None:
-                    return
-                if isinstance(result, BaseException):
-                    raise error_of(result) from None
-                deadline = None
-                yield result
+            self._done(mapped.count)  # all partitions at a time, unlike the iterator
+            yield from (bytes(cell) for (cell,) in mapped.toLocalIterator())
         finally:
-            over.set()
-            if thread.is_alive():
+            with suppress(Exception):  # a signal to the whole group ends the JVM as well
+                mapped.unpersist()
+
+    def _done(self, action: Callable[[], Any]) -> Any:
+        """Returns the result of a job, which a signal ends.
+
+        A thread waits for Spark: a signal that interrupts pyspark in the main thread would leave an
+        answer to be read by the next call.
+        """
+        tag, result = f"dlrm-{uuid.uuid4().hex}", Future[Any]()
+
+        def run() -> None:
+            try:
+                self.session.addTag(tag)
+                result.set_result(action())
+            except BaseException as error:
+                result.set_exception(error)
+
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            if (error := result.exception()) is not None:
+                raise error_of(error) from None
+            return result.result()
+        finally:
+            if not result.done():
                 with suppress(Exception):  # a signal to the whole group ends the JVM as well
                     self.session.interruptTag(tag)
                 thread.join(10)
-
-    def _fetch(self, frame: "DataFrame", few: bool, tag: str, results: Queue, over: Event) -> None:
-        def put(result: Any) -> None:
-            while not over.is_set():
-                with suppress(Full):
-                    results.put(result, timeout=0.5)
-                    return
-
-        try:
-            self.session.addTag(tag)
-            if not few:
-                frame.persist().count()  # all partitions at a time, unlike the iterator
-            for (cell,) in frame.collect() if few else frame.toLocalIterator():
-                put(bytes(cell))
-                if over.is_set():
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-        finally:
-            if not few:
-                with suppress(Exception):
-                    frame.unpersist()
-
-    def _progress(self) -> tuple[int, int]:
-        """Returns the numbers of running and of ended tasks of the running stages."""
-        with suppress(Exception):  # Spark Connect has none
-            tracker = self.session.sparkContext.statusTracker()
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            found = [(one.numActiveTasks, one.numCompletedTasks) for one in stages if one]
-            return sum(a for a, _ in found), sum(b for _, b in found)
-        return 0, 0
-
-
-def _seconds(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
-    if match is None:
-        raise ValueError(f"--conf {DEADLINE}: expected seconds, as in 120s, got {text!r}")
-    return int(match[1])
 
 
 class _Buckets:
@@ -301,10 +246,9 @@ def _stream(batches: Sequence[pa.RecordBatch]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _checked(check: Callable[[], None], batches: Batches) -> Iterator[pa.RecordBatch]:
+def _one_cell(batches: Batches) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
-    check()
     yield from cells_of([b""])
 
 

@@ -1,0 +1,248 @@
+"""Sessions of Spark: one that a command starts, or one that a program or spark-submit has."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlrm.command_line import missing_extra
+from dlrm.flags import UsageError
+from dlrm.preproc.errors import EngineError
+from dlrm.preproc.work_folder import work_path
+from dlrm.remote.cache import origin_of
+from dlrm.remote.uri import Uri, is_uri
+from dlrm.settings import setting
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from dlrm.preproc.spark.engine import SparkEngine
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+# The optimizing compiler would take more processor time than its code saves: 45 s, not 37 s, for 4
+# million rows on 2 cores.
+_JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@dataclass(frozen=True)
+class SparkConfig:
+    """A session of Spark; field names are those of the flags.
+
+    Raises:
+        UsageError: a setting is not of the form NAME=VALUE.
+    """
+
+    master: str | None = setting(
+        None, "Spark master; default: that of spark-submit, else local[cores]"
+    )
+    memory_gib: int = setting(
+        4,
+        "memory of Spark, in GiB; on a cluster that of the driver and of each executor",
+        least=1,
+    )
+    conf: tuple[str, ...] = setting((), "NAME=VALUE, a setting of Spark", repeated=True)
+
+    def __post_init__(self) -> None:
+        if wrong := [item for item in self.conf if "=" not in item]:
+            raise UsageError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+        if (self.master or "").startswith("sc:"):
+            raise UsageError(
+                f"--master {self.master}: expected the master of a cluster, got a server of Spark "
+                "Connect, whose sessions dlrm.preproc.run takes in Python"
+            )
+
+
+def session_engine(
+    session: "SparkSession", output: Path | None, say: Callable[[str], None]
+) -> "SparkEngine":
+    """Returns the engine of a session, which may be one of Spark Connect.
+
+    Args:
+        output: what executors write, if anything; they have the same folder, or it is a copy of
+            what is at a URI.
+
+    Raises:
+        EngineError: the session does not run tasks.
+    """
+    from dlrm.preproc.spark.engine import SparkEngine
+
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # which raises them too
+    files = None
+    if output and is_uri(place := origin_of(output)) and not shares_folders(session):
+        from dlrm.preproc.spark.stored_files import StoredFiles
+
+        files = StoredFiles(Uri.parse(place), work_path(output))
+    if (context := _context(session)) is not None and context.uiWebUrl:
+        say(f"Spark UI: {context.uiWebUrl}")
+        sys.stdout.flush()  # executors may be long in coming
+    return SparkEngine(session, files)
+
+
+def shares_folders(session: "SparkSession") -> bool:
+    """Returns whether a session runs its tasks in processes that see the folders of this one."""
+    context = _context(session)
+    return context is not None and not is_on_cluster(context.master)
+
+
+def _context(session: "SparkSession") -> Any:
+    """Returns the context of a session with a JVM, otherwise None."""
+    try:
+        context = session.sparkContext
+        stopped = context._jsc is None or context._jsc.sc().isStopped()
+    except Exception:  # Spark Connect has none, and others forbid it with errors of their own
+        return None
+    if stopped:
+        raise EngineError("the session of Spark has been stopped; expected a running one")
+    return context
+
+
+def is_on_cluster(master: str | None) -> bool:
+    """Returns whether Spark's tasks will run on other machines; see `spark_session`."""
+    if "pyspark" in sys.modules:
+        from pyspark import SparkContext
+
+        if (running := SparkContext._active_spark_context) is not None:
+            master = running.master
+    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        master = SparkConf().get("spark.master", "local")
+    return re.fullmatch(r"local(\[.*\])?", master or "local") is None
+
+
+@contextmanager
+def spark_session(
+    master: str | None,
+    memory_gib: int,
+    log: Path,
+    settings: dict[str, str] | None = None,
+    say: Callable[[str], None] = print,
+) -> Iterator["SparkSession"]:
+    """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
+
+    The environment variable PYSPARK_PYTHON or the setting `spark.pyspark.python` names the Python
+    of the executors; the default is this one.
+
+    Args:
+        master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
+        memory_gib: total memory, and on a cluster that of the driver and of each executor; half is
+            for the JVM, half for Python's workers.
+        log: file for the JVM's output, instead of the terminal.
+        settings: Spark's own settings, which take precedence.
+        say: called with a note about a running Spark.
+
+    Raises:
+        EngineError: pyspark is not installed, or Spark does not start.
+    """
+    try:
+        import pandas  # noqa: F401, ICN001  # which mapInArrow asks for
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        need = missing_extra(error, "preproc")
+        raise EngineError(
+            f"{sys.executable}: {need}, and --engine local prepares files without Spark"
+        ) from error
+    from dlrm.preproc.duckdb_engine import return_memory
+    from dlrm.preproc.spark.executors import error_of
+
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
+    if (running := SparkContext._active_spark_context) is not None:
+        say(
+            f"note: uses the Spark session of this process ({running.master}), so --master, "
+            "--memory_gib and --conf have no effect"
+        )
+        yield SparkSession.getActiveSession() or SparkSession(running)
+        return
+    os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = path
+    return_memory()
+    starts_jvm = "PYSPARK_GATEWAY_PORT" not in os.environ  # which spark-submit sets
+    if not starts_jvm:
+        SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
+    conf = SparkConf().setAppName("dlrm preprocessing")
+    if master is not None:
+        conf.setMaster(master)
+    ours = configuration(master, memory_gib, path)
+    for name, value in (ours if starts_jvm else ours | {"spark.log.level": "WARN"}).items():
+        conf.setIfMissing(name, value)
+    conf.setAll([*(settings or {}).items()])
+    hint = f"; see {log}" if starts_jvm else ""
+    try:
+        with _standard_error_to(log):
+            context = SparkContext(conf=conf)
+    except Exception as error:  # py4j's, and the gateway's
+        cause = str(error_of(error)).partition(": ")[2]
+        raise EngineError(f"Spark did not start: {cause}{hint}") from error
+    python = context.getConf().get("spark.pyspark.python", context.pythonExec)
+    context.pythonExec = python or context.pythonExec
+    try:
+        try:
+            started = SparkSession(context)
+        except Exception as error:  # py4j's, after a master that does not answer
+            raise EngineError("Spark stopped while it started") from error
+        yield started
+    except EngineError as error:
+        raise EngineError(f"{error}{hint}") from error
+    finally:
+        _stop(context)
+
+
+def configuration(master: str | None, memory_gib: int, python_path: str) -> dict[str, str]:
+    """Returns Spark's settings for the arguments of `spark_session`."""
+    memory = f"{max(memory_gib // 2, 1)}g"
+    made = {
+        "spark.driver.memory": memory,
+        "spark.executorEnv.PYTHONPATH": python_path,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
+    }
+    if re.fullmatch(r"local(\[.*\])?", master or ""):
+        made |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    else:
+        made |= {"spark.executor.memory": memory}
+    if re.match("local|spark://", master or ""):  # other clusters have settings of their own
+        made |= {
+            "spark.driver.defaultJavaOptions": _JVM,
+            "spark.executor.defaultJavaOptions": _JVM,
+            # Cores are counted at the start, when those of spark.cores.max are there.
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        }
+    return made
+
+
+def _stop(spark: "SparkContext") -> None:
+    """Stops Spark and its JVM, which removes its last temporary files on exit."""
+    gateway = spark._gateway
+    assert gateway is not None  # present once a SparkContext has started
+    spark.stop()
+    if gateway.proc is None:
+        return  # spark-submit started the JVM, and ends it
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        gateway.proc.wait(timeout=30)
+    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+
+
+@contextmanager
+def _standard_error_to(log: Path) -> Iterator[None]:
+    """Redirects the standard error of processes started in the block to a file."""
+    saved = os.dup(2)
+    try:
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
