@@ -161,9 +161,6 @@ class _Learner:
         facts: dict[str, Any] = {"after": [day["name"] for day in self.days[-1:]]}
         stats = [(str(file.relative_to(path)), file.stat()) for file in files]
         facts["files"] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        for day in self.days:
-            if read_sealed(self._folder / day["name"] / BEGUN)["files"] == facts["files"]:
-                raise ValueError(f"{path}: has the files of {day['name']}, which is learned")
         facts |= {"format": self._format, "epochs": self._own.epochs}
         for name, file in (("schema", self._schema), ("train_flags", self._own.train_flags)):
             facts[name] = file and file.read_text(encoding="utf-8")

@@ -75,15 +75,6 @@ def test_the_command_learns_nothing_twice(logs, tmp_path, capsys):
     assert (tmp_path / "chain/daily.log").read_text() == steps
 
 
-def test_a_day_under_another_name_is_refused(logs, tmp_path, capsys):
-    write(logs, "1.csv", "2.csv")
-    assert daily_steps.daily(tmp_path) == 0
-    (logs / "2.csv").rename(logs / "3.csv")
-    assert daily_steps.daily(tmp_path) == 1
-    assert "3.csv: has the files of 2, which is learned" in capsys.readouterr().err
-    assert daily_steps.learned(tmp_path) == {"1": None, "2": 1}
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
