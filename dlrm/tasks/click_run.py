@@ -384,8 +384,9 @@ class _Opening:
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
         """Checks that the tables fit in memory, or that they can be in files."""
         config, files = self.config, self.config.step.table_files
-        optimizers = config.optimizers if self.trains else None
-        footprint = Footprint(architecture, optimizers, config.data.batch_size)
+        samples = config.data.batch_size // config.train.gradient_accumulation_steps
+        how = (config.optimizers, samples) if self.trains else ()
+        footprint = Footprint(architecture, *how)
         if files is None:
             agree_that_tables_fit(footprint, placement, self.world)
         elif self.world.device != "cpu":

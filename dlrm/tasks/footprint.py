@@ -38,7 +38,7 @@ class Footprint:
 
     Attributes:
         optimizers: the optimizers of a training; None without one.
-        samples: samples of a batch, all processes together.
+        samples: samples that are computed at a time, all processes together.
     """
 
     config: DLRMConfig
@@ -47,9 +47,8 @@ class Footprint:
 
     @property
     def batch(self) -> int:
-        """Returns a lower bound on the bytes of a batch: its ids and looked-up rows."""
-        vectors = 4 * self.config.embedding_dim * (1 if self.optimizers is None else 2)  # gradients
-        return self.samples * len(self.config.table_sizes) * (4 + vectors)
+        """Returns a lower bound on the bytes of a batch: its looked-up rows, in 16 bits or more."""
+        return self.samples * len(self.config.table_sizes) * 2 * self.config.embedding_dim
 
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
@@ -113,8 +112,8 @@ def check_tables_fit(footprint: Footprint, placement: Placement, devices: Sequen
             f"the embedding tables need {_shown(values + state)} on {memory.name}"
             f"{named if len(devices) > 1 else ''}{of_state}{of_batch}, and {_shown(memory.free)} "
             f"of {_shown(memory.total)} are free. Smaller: {smaller}--embedding_dim, "
-            f"--embedding_optimizer "
-            f"sgd, --hash_indices with --max_table_size, more processes{files}"
+            "--embedding_optimizer sgd, --hash_indices with --max_table_size, more "
+            f"processes{files}"
         )
 
 
