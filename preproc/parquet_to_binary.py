@@ -44,7 +44,7 @@ def _run(values: Values) -> None:
         if found:
             tables[split] = [TableFile(path, PARQUET) for path in found]
         elif split != "validation":
-            why = "; run_spark.sh writes no Parquet but the dataset itself"
+            why = "; run_spark.sh writes the dataset itself, and no Parquet"
             raise FileNotFoundError(f"{source / split}: no Parquet file{why}")
     first = tables["train"][0].path
     label, *columns = PARQUET.open(first, first).schema

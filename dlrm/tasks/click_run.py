@@ -22,6 +22,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
+from dlrm.limits import check_disk
 from dlrm.model.config import ARCHITECTURE, DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.ops.library import cuda_kernels_available
@@ -383,13 +384,19 @@ class _Opening:
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
         """Checks that the tables fit in memory, or that they can be in files."""
         config, files = self.config, self.config.step.table_files
+        samples = config.data.batch_size // config.train.gradient_accumulation_steps
+        how = (config.optimizers, samples) if self.trains else ()
+        footprint = Footprint(architecture, *how)
         if files is None:
-            footprint = Footprint(architecture, config.optimizers if self.trains else None)
             agree_that_tables_fit(footprint, placement, self.world)
         elif self.world.device != "cpu":
             raise ValueError(
                 f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
             )
+        else:
+            needed = sum(footprint.of(placement.of_rank(self.world.rank)))
+            with agreed(self.world, ValueError):
+                check_disk(files, needed, f"--table_files {files}: the tables of this process")
 
     def _task(self, architecture: DLRMConfig, unrecorded: str | None) -> Recommendation:
         config, world, step = self.config, self.world, self.config.step

@@ -182,7 +182,7 @@ class ClickConfig:
 
 def _check_distill(values: Values) -> None:
     """Raises ValueError for settings that contradict `--distill`, or need it."""
-    values.config(DistillConfig)
+    values.config(DistillConfig)  # checks the weight itself
     teacher, mode = values["distill"], values.get("mode", "train")
     if teacher is None and "distill_weight" in values.given:
         raise ValueError(f"--distill_weight {values['distill_weight']} needs --distill")

@@ -38,10 +38,17 @@ class Footprint:
 
     Attributes:
         optimizers: the optimizers of a training; None without one.
+        samples: samples that are computed at a time, all processes together.
     """
 
     config: DLRMConfig
     optimizers: OptimizerConfig | None = None
+    samples: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Returns a lower bound on the bytes of a batch: its looked-up rows, in 16 bits or more."""
+        return self.samples * len(self.config.table_sizes) * 2 * self.config.embedding_dim
 
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
@@ -92,16 +99,21 @@ def check_tables_fit(footprint: Footprint, placement: Placement, devices: Sequen
     for memory in {device.place: device for device in devices}.values():
         ranks = [rank for rank, device in enumerate(devices) if device.place == memory.place]
         values, state = (sum(held[rank][i] for rank in ranks) for i in (0, 1))
-        if values + state <= memory.free:
+        batch = footprint.batch * len(ranks) // len(devices)
+        if values + state + batch <= memory.free:
             continue
         named = f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
         of_state = f", {_shown(state)} of it the optimizer's state" if state else ""
+        tables_fit = values + state <= memory.free
+        of_batch = f" and a batch {_shown(batch)} or more" if tables_fit else ""
+        smaller = "--batch_size, " * tables_fit
         files = ", or --table_files DIR" if memory.name == "the host" else ""
         raise ValueError(
             f"the embedding tables need {_shown(values + state)} on {memory.name}"
-            f"{named if len(devices) > 1 else ''}{of_state}, and {_shown(memory.free)} of "
-            f"{_shown(memory.total)} are free. Smaller: --embedding_dim, --embedding_optimizer "
-            f"sgd, --hash_indices with --max_table_size, more processes{files}"
+            f"{named if len(devices) > 1 else ''}{of_state}{of_batch}, and {_shown(memory.free)} "
+            f"of {_shown(memory.total)} are free. Smaller: {smaller}--embedding_dim, "
+            "--embedding_optimizer sgd, --hash_indices with --max_table_size, more "
+            f"processes{files}"
         )
 
 

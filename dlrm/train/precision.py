@@ -149,9 +149,13 @@ class LossScaler:
             norm = self._norm(optimizers, squares)
             scale = torch.maximum(scale, norm / self.max_grad_norm)
         for optimizer in optimizers:
-            assert handles_loss_scale(optimizer), type(optimizer)
-            optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
-            optimizer.step()
+            if handles_loss_scale(optimizer):
+                optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
+                optimizer.step()
+            elif not found_inf.item():  # an optimizer that cannot skip on the device
+                for grad in _gradients([optimizer]):
+                    _values(grad).div_(scale)
+                optimizer.step()
 
     def _mark(self, values: tuple[Tensor, ...] | list[Tensor], overflow: Tensor) -> None:
         """Sets `overflow` to 1 if a value is infinite or NaN, in one launch on a GPU."""
@@ -174,6 +178,11 @@ def _summed_rows(grad: Tensor) -> Tensor:
     place[1:] = (rows[1:] != rows[:-1]).cumsum(0)
     of_row, values = torch.empty_like(place).index_copy_(0, order, place), grad._values().float()
     return torch.zeros_like(values).index_add_(0, of_row, values)
+
+
+def _values(grad: Tensor) -> Tensor:
+    """Returns a gradient as a plain tensor: the values of a sparse one."""
+    return grad._values() if grad.is_sparse else grad
 
 
 def _gradients(optimizers: Iterable[Optimizer], without: Container[int] = ()) -> list[Tensor]:

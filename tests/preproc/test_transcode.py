@@ -120,6 +120,9 @@ def test_what_breaks_a_specification_is_named(tmp_path):
     sections["source_spec"]["test"][1]["type"] = "split_binary"
     save(sections)
     fails("source_spec test: expected chunks of type csv")
+    del sections["source_spec"]["test"][1]["type"]
+    save(sections)
+    fails("source_spec test: expected chunks of type csv")
     sections = write_spec(tmp_path)
     del sections["source_spec"]["train"][1]
     save(sections)

@@ -543,6 +543,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
     command, monkeypatch, arguments, needed
 ):
     monkeypatch.setattr(click_run, "Recommendation", None)
+    monkeypatch.setattr(footprint.Footprint, "batch", 0)
     monkeypatch.setattr(footprint, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)

@@ -124,3 +124,11 @@ def test_all_ranks_end_where_one_has_too_little(ranks):
     assert isinstance(first, ValueError)
     assert "the host (rank 1)" in str(first)
     assert isinstance(second, OtherRankError)
+
+
+def test_a_batch_that_does_not_fit_beside_the_tables_is_refused():
+    batch = 3 * 2 * 256  # of a sample: a vector of 16 bits for each table
+    large = dataclasses.replace(footprint(None), samples=10 * GIB // batch)
+    check_tables_fit(large, LARGE.placed(1), devices(15))
+    with pytest.raises(ValueError, match=r"need 5.00 GiB .* and a batch 10.00 GiB .*--batch_size"):
+        check_tables_fit(large, LARGE.placed(1), devices(14.9))

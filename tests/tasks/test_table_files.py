@@ -13,7 +13,7 @@ from click_runs import Sharded
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
-from dlrm.distributed import OtherRankError
+from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.scripts.common.dlrm_flags import parse
@@ -214,3 +214,12 @@ def test_all_ranks_end_where_one_has_no_room_for_the_state(ranks, tmp_path):
     assert isinstance(first, OtherRankError)
     assert isinstance(last, OSError)
     assert "a table or its optimizer's state needs" in str(last)
+
+
+def test_tables_beyond_the_disk_are_refused_before_any_is_made(tmp_path):
+    flags = ["--dataset_type=synthetic_random", "--synthetic_dataset_table_sizes=1000000000,9"]
+    flags += ["--synthetic_dataset_num_entries=64", "--batch_size=8", "--embedding_dim=1024"]
+    flags += ["--bottom_mlp_sizes=1024", "--top_mlp_sizes=8,1", "--base_device=cpu"]
+    with pytest.raises(ValueError, match="--table_files .*: needs .* GB on the disk, .* free$"):
+        ClickRun.open(parse([*flags, f"--table_files={tmp_path / 'files'}"]), World())
+    assert not (tmp_path / "files").exists()

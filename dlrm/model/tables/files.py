@@ -25,8 +25,12 @@ def mapped_zeros(directory: str, shape: Sequence[int], dtype: torch.dtype) -> Te
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.zeros(*shape, dtype=dtype)
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=directory) as file:
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        created = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise OSError(error.errno, f"--table_files {directory}: {error.strerror}") from None
+    with created as file:
         try:
             os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:

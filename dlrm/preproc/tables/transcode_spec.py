@@ -41,7 +41,7 @@ def read_csv_spec(path: Path) -> tuple[Schema, dict[str, list[Chunk]]]:
         for chunk in chunks if isinstance(chunks, list) else [chunks]:
             known = chunk if isinstance(chunk, dict) else {}
             valid = is_list_of_text(known.get("features")) and is_list_of_text(known.get("files"))
-            valid = valid and known["type"] == "csv"
+            valid = valid and known.get("type") == "csv"
             check(valid, place, "chunks of type csv with features and files", chunk)
             for name in chunk["files"]:
                 within(path.parent, name, path, allow_links=False)

@@ -29,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _at_store(values: Values) -> tuple[str, ...]:
-    """Returns the flag of the days, which are fetched one by one."""
     return ("days",) if is_uri(values["days"]) else ()
 
 

@@ -26,9 +26,7 @@ class DailyConfig:
     )
     epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)
     keep: int = setting(3, "number of days whose datasets and models are kept", least=1)
-    cores: int | None = setting(
-        None, "number of cores to use; default: all of this machine", least=1
-    )
+    cores: int | None = setting(None, "number of cores; default: all of this machine", least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)

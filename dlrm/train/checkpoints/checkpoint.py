@@ -37,6 +37,7 @@ from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
+    INTEGER,
     Parameters,
     TablePart,
     checked_config,
@@ -281,9 +282,12 @@ def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel)
             raise ValueError(f"{file}: {brief(name)}: expected the state of a weight of the model")
         weight = weights[parameter]
         state = optimizers[id(weight)].state[weight]
-        state[key] = value.to(weight.device)
-        if value.shape == weight.shape:  # torch's fused optimizers need the weight's strides
-            state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+        if key.endswith(INTEGER):
+            state[key.removesuffix(INTEGER)] = int(value)
+        else:
+            state[key] = value.to(weight.device)
+            if value.shape == weight.shape:  # torch's fused optimizers need the weight's strides
+                state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
     for part in parameters.table_parts():
         table, weight = part.table, part.weight
         for key, rows in saved.table_state[table].items():

@@ -20,6 +20,7 @@ from dlrm.documents import brief, read_json
 from dlrm.train.checkpoints.description import CONFIG
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
+INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
 
 class TablePart(NamedTuple):
@@ -110,14 +111,16 @@ def optimizer_state(
     for weight, optimizer in parameters.optimizer_of():
         key, in_table = id(weight), id(weight) in tables
         for name, value in optimizer.state.get(weight, {}).items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor | int):
                 continue
             if not in_table:
-                others[f"{names[key]}/{name}"] = value
-            elif value.ndim:
+                mark = "" if isinstance(value, Tensor) else INTEGER
+                others[f"{names[key]}/{name}{mark}"] = torch.as_tensor(value)
+            elif isinstance(value, Tensor) and value.ndim:
                 rows.setdefault(key, {})[name] = value
             else:
-                scalars.setdefault(key, {})[name] = value.item()
+                number = value.item() if isinstance(value, Tensor) else value
+                scalars.setdefault(key, {})[name] = number
     return rows, scalars, others
 
 

@@ -216,3 +216,15 @@ def test_a_weight_without_a_gradient_stays_as_it_is(kind):
 def test_impossible_choices_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("scale", "limit"), [(None, 0.5), (1024.0, None), (1024.0, 0.5)])
+def test_optimizers_of_a_program_are_clipped_and_scaled(scale, limit):
+    weight, other = (torch.nn.Parameter(torch.tensor([3.0, 4.0])) for _ in range(2))
+    weight.grad, other.grad = torch.tensor([3.0, -4.0]) * (scale or 1), torch.tensor([3.0, -4.0])
+    if limit is not None:
+        torch.nn.utils.clip_grad_norm_([other], limit)
+    scaler = LossScaler(None if scale is None else torch.tensor(scale), limit)
+    scaler.step([torch.optim.SGD([weight], 0.1)])
+    torch.optim.SGD([other], 0.1).step()
+    torch.testing.assert_close(weight, other)
