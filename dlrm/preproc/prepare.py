@@ -196,10 +196,26 @@ def write_dataset(
     with run.stage("describe"):
         if options.report:
             report.write(output, written["report"])
-        labels = label_counts(counted.facts)
         spec = _specification(run, fitted, totals, names)
-        made = run, spec, totals, fitted.cardinalities, names, written, origin
-        return finish_dataset(*made, labels=labels)
+        if spec is not None:
+            spec.save()
+        if spec is None or not spec.lists:  # readers of this file alone expect one id per row
+            layout.write_model_size(output, fitted.cardinalities)
+        rows = {name: totals[name].get("rows", 0) for name in names}
+        made_of = options.manifest_facts() | (origin or {})
+        if (parent := run.parent) is not None:
+            made_of["increment"] = {"parent": parent.digest, "numerics": parent.config.numerics}
+        manifest = output, rows, fitted.cardinalities, made_of, written["sums"]
+        layout.write_dataset_manifest(*manifest)
+        write_slices(output, written["slices"])
+        result = {
+            "totals": totals,
+            "cardinalities": list(fitted.cardinalities),
+            "tables": None if spec is None else spec.field_tables,
+            "labels": label_counts(counted.facts),
+        }
+        run.work.finish_output(result)
+    return result
 
 
 def fit(
@@ -263,6 +279,10 @@ def _specification(
     if run.options.output_format == "binary":
         return None
     schema, (label, numerical, categorical) = fitted.schema, run.options.feature_names
+    counts = {"clicks": "clicks", "numerical_values_raised_to_1": "clamped"}
+    metadata = {
+        key: {name: totals[name].get(count, 0) for name in names} for key, count in counts.items()
+    }
     named = dict(zip(schema.categorical_names, categorical, strict=True))
     return FeatureSpec.named(
         run.work.output / run.options.feature_spec_out,
@@ -270,7 +290,7 @@ def _specification(
         numerical,
         dict(zip(categorical, fitted.cardinalities, strict=True)),
         names,
-        metadata_of(totals, names),
+        metadata,
         {categorical[i]: field for i, field in fitted.lists.items()},
         {named[column]: table for column, table in schema.shared_tables.items()},
     )
@@ -336,50 +356,6 @@ def _span(divided: Divided, target: Target, layout: Layout) -> Span:
         return Span(size, 0, 1 << 64)
     parts = [divided.parts[place] for place in np.flatnonzero(divided.rows[:, target.split])]
     return Span(size, parts[0].first_row, parts[-1].first_row + parts[-1].rows)
-
-
-def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the entries of a feature specification besides the features, for each split."""
-    return {
-        key: {name: totals[name].get(count, 0) for name in names}
-        for key, count in (("clicks", "clicks"), ("numerical_values_raised_to_1", "clamped"))
-    }
-
-
-def finish_dataset(
-    run: PreparationRun,
-    spec: FeatureSpec | None,
-    totals: dict[str, dict[str, int]],
-    cardinalities: Sequence[int],
-    names: Sequence[str],
-    written: dict[str, Any],
-    origin: dict[str, Any] | None = None,
-    **facts: Any,
-) -> dict[str, Any]:
-    """Writes the specification and, last, the manifest; returns cardinalities, totals and facts.
-
-    Args:
-        spec: describes the features; None if the format has none.
-        totals, cardinalities: what each split has, and the rows of each table.
-        written: `sums` of the files of rows, and their `slices` where they are in a store.
-        origin: origin of the rows, for the manifest, if files do not tell it.
-        facts: facts to return as well, also by a run that finds the dataset complete.
-    """
-    output = run.work.output
-    if spec is not None:
-        spec.save()
-    if spec is None or not spec.lists:  # readers of this file alone expect one id per row
-        layout.write_model_size(output, cardinalities)
-    rows = {name: totals[name].get("rows", 0) for name in names}
-    made_of = run.options.manifest_facts() | (origin or {})
-    if run.parent is not None:
-        made_of["increment"] = {"parent": run.parent.digest, "numerics": run.parent.config.numerics}
-    layout.write_dataset_manifest(output, rows, cardinalities, made_of, written["sums"])
-    write_slices(output, written["slices"])
-    tables = None if spec is None else spec.field_tables
-    result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
-    run.work.finish_output(result)
-    return result
 
 
 def summary(result: dict[str, Any]) -> list[str]:

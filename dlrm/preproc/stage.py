@@ -1,5 +1,6 @@
-"""A run of preprocessing and its stages: the engine, the results and the messages."""
+"""A run of preparation and its stages: the engine, the results and the messages."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,18 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.parent import Parent
-from dlrm.preproc.work_folder import ProgressLine, WorkFolder
+from dlrm.preproc.work_folder import WorkFolder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
+_MINUTE = 60.0  # between lines about progress in a file
 
 
 @dataclass
 class PreparationRun:
-    """The context of all stages: the engine of tasks, the folder of results, and the output."""
+    """The context of all stages: the engine, the folder of results, and the output."""
 
     engine: Engine
     work: WorkFolder
@@ -29,12 +33,13 @@ class PreparationRun:
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:
-        """Prints, at the end of a stage, the time that it took."""
-        stage, start = Stage(self, name), time.perf_counter()
+        """Shows the progress of a stage and, at its end, the time that it took."""
+        stage, start = Stage(name), time.perf_counter()
         try:
             yield stage
         finally:
-            stage.line.clear()
+            if stage.bar is not None:
+                stage.bar.close()
         seconds = max(time.perf_counter() - start, 1e-9)
         rate = f"{stage.rows:>14,} rows" if stage.rows is not None else " " * 19
         speed = f" {stage.size / seconds / 1e6:>10,.1f} MB/s" if stage.size else ""
@@ -58,18 +63,32 @@ def _write_lookup(place: int, transform: str, folder: str) -> int:
     return place
 
 
+class _Bar(tqdm):
+    monitor_interval = 0  # starts no thread, as processes are forked
+
+
 @dataclass
 class Stage:
-    """A running stage, and the message for its end."""
+    """A running stage, and what the message at its end says of its input."""
 
-    run: PreparationRun
     name: str
     rows: int | None = None
     size: int = 0
-
-    def __post_init__(self) -> None:
-        self.line = ProgressLine(self.name)
+    bar: tqdm | None = None
 
     def progress(self, parts: Sequence[Any]) -> Callable[[int], None]:
-        """Returns a function to call with the number of each part that is done."""
-        return self.line.begin([part.size for part in parts])
+        """Shows a bar, or a line a minute in a file.
+
+        Returns:
+            A function to call with the number of each part that is done.
+        """
+        sizes = [part.size for part in parts]
+        pause = 0.1 if sys.stderr.isatty() else _MINUTE
+        how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False}
+        how |= {"delay": pause, "mininterval": pause, "miniters": 1}
+        bar = self.bar = _Bar(desc=self.name, total=sum(sizes), **how)
+
+        def on_part(number: int) -> None:
+            bar.update(sizes[number])
+
+        return on_part
