@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed
@@ -137,10 +138,8 @@ class _Counted:
         self._dropped += int(np.count_nonzero(~kept))
         if schema.time and kept.any():
             times = rows.extra["time"][kept]
-            self._times = [
-                min([*self._times, int(times.min())]),
-                max([*self._times, int(times.max())]),
-            ]
+            times = [*self._times, int(times.min()), int(times.max())]
+            self._times = [min(times), max(times)]
         for split in range(3):
             chosen = splits == split
             self._rows[split] += int(np.count_nonzero(chosen))
@@ -168,14 +167,11 @@ class _Counted:
 
     def facts(self) -> dict[str, Any]:
         """Returns the other facts."""
-        labels = self._labels
-        if len(labels) > _MOST_LABELS:
-            labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         return {
             "rows": self._rows,
             "positives": self._positives,
             "dropped": self._dropped,
-            "labels": labels,
+            "labels": dict(self._labels.most_common(_MOST_LABELS)),
             "ids": self._ids.tolist(),
             "times": self._times,
             "sums": [sums.to_list() for sums in self._sums],
@@ -224,9 +220,6 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:
         return Counts(keys, counts)
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
     between = pa.scalar(BETWEEN.encode(), pa.large_binary())
     return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
@@ -234,8 +227,6 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
 
 def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
     """Returns an Arrow array: the text of a categorical field in rows that have a value."""
-    import pyarrow as pa
-
     column, texts = read.categorical[field], read.texts[field]
     assert isinstance(column, Coded)
     places = column.codes[rows]
@@ -290,11 +281,7 @@ def _num_ids(schema: Schema, read: FieldRows, chosen: np.ndarray) -> np.ndarray:
 
 def _none_of(column: CountedColumn) -> Counts:
     """Returns the counts of a column in no rows: a part may have no training rows."""
-    texts = None
-    if column.kind == "texts":
-        import pyarrow as pa
-
-        texts = pa.array([], pa.large_binary())
+    texts = pa.array([], pa.large_binary()) if column.kind == "texts" else None
     return Counts(np.empty(0, np.uint32), np.empty(0, np.int64), texts)
 
 
@@ -312,7 +299,7 @@ def _append(parts: list[Counts], counts: Counts) -> None:
 def _label_counts(read: Read, label: str) -> Counter[str]:
     texts, codes = read.texts_of(label)
     occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
-    labels: Counter[str] = Counter()
-    for text, count in zip(texts, occurrences.tolist(), strict=True):
+    labels = Counter[str]()
+    for text, count in zip(texts, occurrences.tolist(), strict=True):  # which may occur twice
         labels[text] += count
     return +labels
