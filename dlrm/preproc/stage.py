@@ -48,19 +48,20 @@ class PreparationRun:
     def write_lookups(self, name: str, transform: Path) -> Path:
         """Writes the lookups of a transform to a folder of the run, once."""
         folder = self.work.folder(name)
-        places = range(len(self.options.schema.dictionaries()))
-        task = partial(_write_lookup, transform=str(transform), folder=str(folder))
+        places, cores = range(len(self.options.schema.dictionaries())), self.engine.cores
+        task = partial(_write_lookups, transform=str(transform), folder=str(folder))
         each = map if self.engine.is_distributed else self.engine.map  # as the driver has them
-        self.work.once(name, lambda: [*each(task, places)])
+        self.work.once(name, lambda: [*each(task, [places[i::cores] for i in range(cores)])])
         return folder
 
 
-def _write_lookup(place: int, transform: str, folder: str) -> int:
+def _write_lookups(places: Sequence[int], transform: str, folder: str) -> int:
     fitted = Transform.load(transform)
-    if fitted.dictionaries[place].kind != "id":
-        fitted.check(place)
-        IdLookup.write(fitted.dictionaries[place].keys, folder, place)
-    return place
+    for place in places:
+        if fitted.dictionaries[place].kind != "id":
+            fitted.check(place)
+            IdLookup.write(fitted.dictionaries[place].keys, folder, place)
+    return len(places)
 
 
 class _Bar(tqdm):
