@@ -33,22 +33,22 @@ _ATTEMPTS = 3
 _BATCH_ROWS = 1 << 16
 _SHARE = 0.5  # of the free memory, for DuckDB
 _LEAST_MEMORY = 256 << 20
+_GROUPED = """
+    SELECT "column", key, if(min(text) <> max(text), error(
+            'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
+        ), min(text)) AS text, sum(n)::BIGINT AS n
+    FROM given GROUP BY "column", key
+"""
 # A second grouping leaves of the rare values of a column only their number, so that they are not
 # sorted. Facts about parts, whose column is -1, are kept.
-_SUMS = """
-    SELECT "column", key, text, n FROM (
-        SELECT "column", if(n > 0, key, count(*)::UBIGINT) AS key, text, n FROM (
-            SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
-                if(n < least, 0, n) AS n
-            FROM (
-                SELECT "column", key, if(min(text) <> max(text), error(
-                        'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
-                    ), min(text)) AS text, sum(n)::BIGINT AS n, $limits["column" + 2] AS least
-                FROM given GROUP BY "column", key
-            )
-        ) GROUP BY "column", key, text, n
-    ) ORDER BY "column", n DESC, text, key
+_FREQUENT = f"""
+    SELECT "column", if(n > 0, key, count(*)::UBIGINT) AS key, text, n FROM (
+        SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
+            if(n < least, 0, n) AS n
+        FROM (SELECT *, $limits["column" + 2] AS least FROM ({_GROUPED}))
+    ) GROUP BY "column", key, text, n
 """
+_IN_ORDER = 'SELECT "column", key, text, n FROM ({}) ORDER BY "column", n DESC, text, key'
 _SORTED = 'SELECT split, key, "row" FROM given ORDER BY split, key'
 
 
@@ -90,7 +90,12 @@ class DuckDbEngine:
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`."""
         given = self._batches(partial_counts, parts, on_part, COUNTS)
-        yield from self._query(_SUMS, COUNTS, given, {"limits": [1, *limits]})
+        if max(limits, default=1) > 1:
+            yield from self._query(
+                _IN_ORDER.format(_FREQUENT), COUNTS, given, {"limits": [1, *limits]}
+            )
+        else:
+            yield from self._query(_IN_ORDER.format(_GROUPED), COUNTS, given, {})
 
     def sorted_rows(
         self,
