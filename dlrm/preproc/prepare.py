@@ -87,14 +87,14 @@ def count(
 ) -> Counted:
     """Reads every row once; writes the values that get ids, if `fit`, to the folder of the run."""
     options, columns = run.options, counted_columns(run.options.schema) if fit else []
-    grows = [0] * len(columns)
-    known = None
+    grows, known = [0] * len(columns), None
+    limits = [column.limit for column in columns]
     if run.parent is not None and fit:
         grows = run.parent.sizes
         columns = run.parent.columns(columns)
         known = run.parent.lookups, grows
+        limits = [column.limit for column in columns] + [NEVER] * len(columns)  # of known values
     job = CountJob(source, divider, options.quarantine, fit, known)
-    limits = [column.limit for column in columns] + [NEVER] * len(columns)
     folder = run.work.folder(f"{name}.values")
 
     def read() -> Counted:
@@ -102,7 +102,9 @@ def count(
             rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
             check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
-        summed = run.engine.counts(list(enumerate(parts)), task, limits, stage.progress(parts))
+        has_texts = any(column.kind == "texts" for column in columns)
+        how = list(enumerate(parts)), task, limits, has_texts, stage.progress(parts)
+        summed = run.engine.counts(*how)
         return write_counted(summed, options.schema, columns, folder, grows)
 
     with run.stage(name) as stage:

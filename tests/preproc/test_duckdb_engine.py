@@ -36,7 +36,9 @@ def counts_of(part, column, occurrences):
 def summed(engine, parts, limits):
     """Returns the engine's values and counts by column, and the number of other values."""
     kept, others = {}, Counter()
-    for batch in engine.counts(range(len(parts)), parts.__getitem__, limits, lambda part: None):
+    for batch in engine.counts(
+        range(len(parts)), parts.__getitem__, limits, True, lambda part: None
+    ):
         for column, key, text, n in zip(*(c.to_pylist() for c in batch.columns), strict=True):
             if n == 0:
                 others[column] += key

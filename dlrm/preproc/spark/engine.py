@@ -66,6 +66,7 @@ class SparkEngine:
         parts: Sequence[Any],
         partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
+        has_texts: bool,
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`.
@@ -92,7 +93,7 @@ class SparkEngine:
         folded = folded.groupBy("column", "key", "text", "n").count()
         number = "`count` + (-9223372036854775807L - 1L)"
         kept = folded.selectExpr("column", f"if(n > 0, key, {number}) AS key", "text", "n")
-        order = "column", kept.n.desc(), "text", "key"
+        order: list[Any] = ["column", kept.n.desc(), *["text"] * has_texts, "key"]
         ordered = kept.repartitionByRange(self._partitions, *order).sortWithinPartitions(*order)
         for cell in self.cells(ordered, packed):
             for batch in pa.ipc.open_stream(cell):
