@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
-from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.errors import EngineError
 from dlrm.preproc.parent import Parent, open_parent
 from dlrm.preproc.work_folder import ProgressLine, WorkFolder, open_work_folder
 
@@ -61,6 +62,7 @@ def open_run(
     restart: bool = False,
     say: Callable[[str], None] = print,
     lost: tuple[type[BaseException], ...] = (),
+    hinted: type[Exception] | UnionType = EngineError,
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, starts the engine, and publishes the output at the end.
 
@@ -71,6 +73,7 @@ def open_run(
         replace, restart: see `open_work_folder`.
         say: called with lines about the stages.
         lost: errors after which the run cannot be resumed.
+        hinted: errors whose messages say how to resume it otherwise.
     """
     parent = open_parent(options.increment, options.schema)
     facts = options.facts() | facts | ({} if parent is None else parent.facts())
@@ -84,7 +87,7 @@ def open_run(
         except BaseException as error:
             if isinstance(error, lost):
                 work.discard()
-            elif isinstance(error, EngineError | TaskError):
+            elif isinstance(error, hinted):
                 hint = f"what is done is kept in {work.shown}: the same command resumes it"
                 raise type(error)(f"{error} ({hint})") from error
             raise

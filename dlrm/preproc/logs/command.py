@@ -15,6 +15,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
 from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
+from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
@@ -150,6 +151,7 @@ def _opened(
         values["write_mode"] == "overwrite",
         values["restart"],
         say,
+        hinted=EngineError | TaskError,
     )
 
 

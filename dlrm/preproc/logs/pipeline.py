@@ -100,7 +100,7 @@ def _read(
     options: LogOptions = run.options
     days, fits = _unpacked(run, files, name), list[int]()
     if num_days is not None:
-        days = _cut(run, *days, num_days)
+        days = _cut(run, days[0], num_days)
     splits = _splits(run, "count" if fit else name, days)
     if fit:
         first, last = options.dictionary_days or (0, len(days) - 1)

@@ -93,16 +93,16 @@ def find_days(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
-    found = {path: re.match(r"day_(\d+)(.*)", path.name) for path in sorted(folder.glob("day_*"))}
-    numbered = [(path, int(name[1]), *name.group(1, 2)) for path, name in found.items() if name]
-    present: dict[int, list[Path]] = {}
-    for path, day, text, form in numbered:
-        if form in ("", *COMPRESSIONS) and text == str(day):
-            present.setdefault(day, []).append(path)
+    present, others = dict[int, list[Path]](), list[tuple[Path, int]]()
+    for path in sorted(folder.glob("day_*")):
+        if name := re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name):
+            present.setdefault(int(name[1]), []).append(path)
+        elif name := re.match(r"day_(\d+)\.", path.name):
+            others.append((path, int(name[1])))
     last = max(present, default=-1)
     wanted = range(last + 1) if days is None else range(days[0], days[1] + 1)
-    for path, day, _, form in numbered:
-        if form.startswith(".") and day not in present and (days is None or day in wanted):
+    for path, day in others:
+        if day not in present and (days is None or day in wanted):
             raise ValueError(
                 f"{path}: expected day_{day}, plain or as .gz or .zst, beside it or instead: the "
                 "last day is held out for testing, so no day may be overlooked"
