@@ -126,10 +126,9 @@ def _divided(divider: Ranges, source: LogSource, parts: list[Split], counted: Co
 
 def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Split]:
     """Returns the days of the files, with compressed ones unpacked into the work folder."""
-    folder = run.work.path / f"{name}.unpacked"
-    paths = {path: folder / path.stem for path in files if path.suffix in COMPRESSIONS}
-    if paths:
-        folder.mkdir(exist_ok=True)
+    packed = [path for path in files if path.suffix in COMPRESSIONS]
+    paths = {path: run.work.folder(f"{name}.unpacked") / path.stem for path in packed}
+    if packed:
         with run.stage("unpack") as stage:
             items = [(str(path), str(target)) for path, target in paths.items()]
             sizes = run.work.once(f"{name}.unpack", lambda: [*run.engine.map(unpack, items)])

@@ -93,10 +93,10 @@ def find_days(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
-    present, others = dict[int, list[Path]](), list[tuple[Path, int]]()
+    present, others = set[int](), list[tuple[Path, int]]()
     for path in sorted(folder.glob("day_*")):
         if name := re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name):
-            present.setdefault(int(name[1]), []).append(path)
+            present.add(int(name[1]))
         elif name := re.match(r"day_(\d+)\.", path.name):
             others.append((path, int(name[1])))
     last = max(present, default=-1)
@@ -113,33 +113,32 @@ def find_days(
             f"day_{wanted[-1]} without a gap{'' if days is None else ' (--days)'}"
         )
     got = f"got day_0 to day_{last}" if present else "got none"
-    if num_days is not None and len(present) != num_days:
+    if num_days not in (None, len(present)):
         raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), {got}")
     if days is None and len(present) < 1 + hold_out:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
             f"held out for testing, or train.txt; {got}"
         )
-    return [_one_form(present[day]) for day in wanted]
+    return [*filter(None, (find_file(folder, f"day_{day}") for day in wanted))]
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Returns a file of a folder, plain, `.gz` or `.zst`, or None if there is none."""
+    """Returns a file of a folder, plain, `.gz` or `.zst`, or None if there is none.
+
+    Raises:
+        ValueError: it has several forms, whose rows may differ, or is no file, or empty.
+    """
     forms = [folder / (name + suffix) for suffix in ("", *COMPRESSIONS)]
     present = [path for path in forms if path.exists()]
-    return _one_form(present) if present else None
-
-
-def _one_form(forms: list[Path]) -> Path:
-    """Returns the only form of a file; several are an error, since their rows may differ."""
-    path = forms[0]
-    if len(forms) > 1:
-        raise ValueError(f"{forms[1]}: expected one of the two, got {path.name} too")
-    if not path.is_file():
-        raise ValueError(f"{path}: expected a file")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path}: empty; expected lines of a log")
-    return path
+    if len(present) > 1:
+        raise ValueError(f"{present[1]}: expected one of the two, got {present[0].name} too")
+    for path in present:
+        if not path.is_file():
+            raise ValueError(f"{path}: expected a file")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: empty; expected lines of a log")
+    return present[0] if present else None
 
 
 def split_days(days: Sequence[Split], split_bytes: int) -> list[Split]:

@@ -269,8 +269,8 @@ def _quantiles(
 ) -> dict[str, float | None]:
     if not (total := histogram.sum()):
         return dict.fromkeys(map(str, QUANTILES))
-    places = np.searchsorted(np.cumsum(histogram), np.array(QUANTILES) * total)
-    bins = np.minimum(places, len(histogram) - 1)
+    bins = np.searchsorted(np.cumsum(histogram), np.array(QUANTILES) * total)
+    bins = np.minimum(bins, len(histogram) - 1)
     return dict(zip(map(str, QUANTILES), values_of(bins), strict=True))
 
 
@@ -294,10 +294,7 @@ def _shortest(least: float, greatest: float) -> float:
     if not greatest - least > _TINY:
         return least
     place = math.ceil(math.log10(max(abs(least), abs(greatest))))
-    while True:
-        unit = 10.0**place
-        first, last = math.ceil(least / unit), math.floor(greatest / unit)
-        if first <= last:
-            middle = min(max(round((least + greatest) / 2 / unit), first), last)
-            return middle * 10**place if place >= 0 else middle / 10**-place
+    while (first := math.ceil(least / 10.0**place)) > (last := math.floor(greatest / 10.0**place)):
         place -= 1
+    middle = min(max(round((least + greatest) / 2 / 10.0**place), first), last)
+    return middle * 10**place if place >= 0 else middle / 10**-place

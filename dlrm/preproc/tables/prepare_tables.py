@@ -167,7 +167,9 @@ def _prepare(
 ) -> dict[str, Any]:
     options, origin = run.options, dict[str, Any]()
     if query is not None:  # which Spark writes once per run
-        stored = run.work.once("spark", lambda: _from_spark(run, query))
+        place = query, _columns(options), run.work.folder("spark")
+        with run.stage("spark"):
+            stored = run.work.once("spark", lambda: read_query(run.engine, *place))
         files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
         origin = {"spark": stored["manifest"]}
     parts = _parts(run, files, splits)
@@ -193,11 +195,6 @@ def _prepare(
         names = [f"part-{number:05d}" for number in range(len(files))]
     divided = Divided(source, divider, parts, rows, ids, counted)
     return write_dataset(run, divided, Files(names), columns, origin)
-
-
-def _from_spark(run: PreparationRun, query: SparkQuery) -> dict[str, Any]:
-    with run.stage("spark"):
-        return read_query(run.engine, query, _columns(run.options), run.work.folder("spark"))
 
 
 def _columns(options: TableOptions) -> list[str]:
