@@ -162,13 +162,9 @@ def _cut(run: PreparationRun, day: Split, num_days: int) -> list[Split]:
 
 
 def _splits(run: PreparationRun, name: str, days: Sequence[Split]) -> list[Split]:
-    """Cuts days into splits: those of a resumed run, or new ones."""
-
-    def cut() -> list[Split]:
-        text = sum(day.size for day in days)
-        return split_days(days, part_bytes(run, text, _SPLIT_BYTES, _SPLITS_PER_CORE, " of logs"))
-
-    return [Split(*split) for split in run.work.once(f"{name}.splits", cut)]
+    """Cuts days into splits, which are of the same size in a resumed run."""
+    how = sum(day.size for day in days), _SPLIT_BYTES, _SPLITS_PER_CORE, " of logs"
+    return split_days(days, run.work.once(f"{name}.part_bytes", lambda: part_bytes(run, *how)))
 
 
 def fit_days(run: PreparationRun, files: Sequence[Path]) -> None:

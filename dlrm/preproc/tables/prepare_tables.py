@@ -19,7 +19,6 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.tables.files import ARROW, FRAME, JSON_LINES, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
@@ -204,43 +203,20 @@ def _columns(options: TableOptions) -> list[str]:
 
 
 def _parts(run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int]) -> list[Part]:
-    """Divides the input into parts, in order: those of the resumed run, or new ones."""
-    how, rows, placed = _text_columns(run.options), 0, list[Part]()
-    found = run.work.once("parts", lambda: [*map(_stored, _found(run, files, splits, how))])
-    for is_text, values in found:
-        part = _restored(is_text, values, files, how)
+    """Divides the input into parts, in order, which are of the same size in a resumed run."""
+    rows, placed = 0, list[Part]()
+    for part in _found(run, files, splits):
         placed.append(part._replace(first_row=rows))
         rows += part.rows
     return placed
 
 
-def _stored(part: Part) -> tuple[bool, Sequence[Any]]:
-    """Returns a part as JSON, and whether it is of text."""
-    if isinstance(part, TextPart):
-        return True, [[number for number, _ in part.files], None, *part[2:]]
-    return False, part.parts if isinstance(part, JoinedPart) else [part]
-
-
-def _restored(
-    is_text: bool, values: Sequence[Any], files: Sequence[TableFile], how: TextColumns
-) -> Part:
-    if not is_text:
-        parts = [FilePart(*of_file) for of_file in values]
-        return parts[0] if len(parts) == 1 else JoinedPart(parts)
-    part = TextPart(*values)
-    return part._replace(
-        files=[(number, files[number]) for number in values[0]],
-        how=how,
-        within=part.within and ByteRange(*part.within),
-        origins=[Origin(*one) for one in part.origins],
-    )
-
-
 def _found(
-    run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int], how: TextColumns
+    run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int]
 ) -> Iterator[Part]:
     """Yields the parts of the files; those that cannot be read in parts are copied first."""
-    schema, kind, numbered = run.options.schema, files[0].kind, list(enumerate(files))
+    how, numbered = _text_columns(run.options), list(enumerate(files))
+    schema, kind = run.options.schema, files[0].kind
     if kind is FRAME:
         time = schema.time  # a frame's times rarely have a zone, and its program is at hand
         utc = time.column if time is not None and time.zone is None else None
@@ -254,7 +230,7 @@ def _found(
         return
     size = sum(file.path.stat().st_size for file in files)
     limits = _OF_JSON if kind is JSON_LINES else _PART_BYTES
-    most = part_bytes(run, size, limits, _PARTS_PER_CORE)
+    most = run.work.once("part_bytes", lambda: part_bytes(run, size, limits, _PARTS_PER_CORE))
     slices = [0] * len(files)  # of the report
     if run.options.report and schema.time is None:
         slices = slices_of_files(len(files), len(schema.numerical))
@@ -279,13 +255,15 @@ def _text_parts(
     groups: Sequence[Any],
 ) -> Iterator[Part]:
     parts = text_parts(files, how, part_bytes, groups)
-    measured = list(run.engine.map(measure, parts))
+    stored = run.work.once("lines", lambda: [*run.engine.map(measure, parts)])
+    measured = [one and Measured(*one) for one in stored]
     folder, lines, copies = run.work.folder("copies"), dict[int, int](), dict[int, Any]()
     for part, one in zip(parts, measured, strict=True):
         if one is None or part.is_alone(part_bytes):
             whole = part._replace(within=None, names=())
             copies[part.file] = whole, str(folder / f"{part.file}.arrow")
-    copied = dict(zip(copies, run.engine.map(_copy, [*copies.values()]), strict=True))
+    stored = run.work.once("copies", lambda: [*run.engine.map(_copy, [*copies.values()])])
+    copied = {number: Measured(*one) for number, one in zip(copies, stored, strict=True)}
     if copied:
         numbers = set(how.columns).intersection(*(one.numbers for one in copied.values()))
         run.work.finish("copied.numbers", sorted(numbers))
