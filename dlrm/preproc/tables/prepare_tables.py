@@ -171,8 +171,11 @@ def _prepare(
             stored = run.work.once("spark", lambda: read_query(run.engine, *place))
         files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
         origin = {"spark": stored["manifest"]}
-    parts = _parts(run, files, splits)
-    if not (num_rows := sum(part.rows for part in parts)):
+    num_rows, parts = 0, list[Part]()
+    for part in _parts(run, files, splits):
+        parts.append(part._replace(first_row=num_rows))
+        num_rows += part.rows
+    if not num_rows:
         raise ValueError("expected rows, got none")
     divider = Divider(options.division, options.schema, num_rows, splits)
     known = None
@@ -202,19 +205,13 @@ def _columns(options: TableOptions) -> list[str]:
     return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
 
 
-def _parts(run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int]) -> list[Part]:
-    """Divides the input into parts, in order, which are of the same size in a resumed run."""
-    rows, placed = 0, list[Part]()
-    for part in _found(run, files, splits):
-        placed.append(part._replace(first_row=rows))
-        rows += part.rows
-    return placed
-
-
-def _found(
+def _parts(
     run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int]
 ) -> Iterator[Part]:
-    """Yields the parts of the files; those that cannot be read in parts are copied first."""
+    """Yields the parts of the files, which are of the same size in a resumed run.
+
+    Files that cannot be read in parts are copied first.
+    """
     how, numbered = _text_columns(run.options), list(enumerate(files))
     schema, kind = run.options.schema, files[0].kind
     if kind is FRAME:
