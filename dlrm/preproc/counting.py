@@ -1,5 +1,6 @@
 """The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class CountJob(NamedTuple):
     Attributes:
         fit: whether to count the values of training rows; otherwise only rows are counted.
         known: folder of the lookups of the dictionaries that the rows extend, and their sizes.
+        most_bad: maximum number of rows of all parts that cannot be read.
     """
 
     source: Source
@@ -54,6 +56,7 @@ class CountJob(NamedTuple):
     quarantine: bool
     fit: bool = True
     known: tuple[str, Sequence[int]] | None = None
+    most_bad: float = math.inf
 
 
 def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBatch]:
@@ -73,7 +76,7 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBa
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts: dict[str, Any] = {}
     counted = _Counted(job.source.schema)
-    for read, splits in readable(job.source, job.divider, part, rejected, facts):
+    for read, splits in readable(job.source, job.divider, part, rejected, facts, job.most_bad):
         if found := counted.add(read, splits, job.fit):
             yield _batch(found, counted.columns, job.known)
     if found := counted.rest():

@@ -9,6 +9,7 @@
 Every finished stage leaves a marker in a `WorkFolder`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ from dlrm.preproc.spark.pieces import Pieces
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices
+
+_FEW_BAD = 1000  # rows that cannot be read, so few that all of them are soon counted
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
@@ -94,12 +97,13 @@ def count(
         columns = run.parent.columns(columns)
         known = run.parent.lookups, grows
         limits = [column.limit for column in columns] + [NEVER] * len(columns)  # of known values
-    job = CountJob(source, divider, options.quarantine, fit, known)
+    rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
+    most_bad = max(options.max_bad_lines * rows, _FEW_BAD) if rows else math.inf
+    job = CountJob(source, divider, options.quarantine, fit, known, most_bad)
     folder = run.work.folder(f"{name}.values")
 
     def read() -> Counted:
         if not options.quarantine and options.division.keep_negatives == 1:
-            rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
             check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
         has_texts = any(column.kind == "texts" for column in columns)

@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from tqdm import tqdm
@@ -14,8 +15,9 @@ from tqdm import tqdm
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
-from dlrm.preproc.parent import Parent
-from dlrm.preproc.work_folder import WorkFolder
+from dlrm.preproc.errors import EngineError
+from dlrm.preproc.parent import Parent, open_parent
+from dlrm.preproc.work_folder import WorkFolder, open_work_folder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
 _MINUTE = 60.0  # between lines about progress in a file
@@ -53,6 +55,47 @@ class PreparationRun:
         each = map if self.engine.is_distributed else self.engine.map  # as the driver has them
         self.work.once(name, lambda: [*each(task, [places[i::cores] for i in range(cores)])])
         return folder
+
+
+@contextmanager
+def open_run(
+    options: Any,
+    output: Path,
+    facts: dict[str, Any],
+    engine: Callable[[Path], AbstractContextManager[Engine]],
+    replace: bool | str = False,
+    restart: bool = False,
+    say: Callable[[str], None] = print,
+    lost: tuple[type[BaseException], ...] = (),
+    hinted: type[Exception] | UnionType = EngineError,
+) -> Iterator[PreparationRun]:
+    """Opens the work folder of an output, starts the engine, and publishes the output at the end.
+
+    Args:
+        options: `LogOptions` or `TableOptions`.
+        facts: what determines the output besides the options, by flag or file.
+        engine: starts the engine, which may use a directory.
+        replace, restart: see `open_work_folder`.
+        say: called with lines about the stages.
+        lost: errors after which the run cannot be resumed.
+        hinted: errors whose messages say how to resume it otherwise.
+    """
+    parent = open_parent(options.increment, options.schema)
+    facts = options.facts() | facts | ({} if parent is None else parent.facts())
+    with open_work_folder(output, facts, replace, restart) as work:
+        if work.resumed:
+            say(f"continuing with what {work.shown} has")
+        try:
+            with engine(work.folder("spill")) as running:
+                yield PreparationRun(running, work, options, say, parent)
+                work.publish()
+        except BaseException as error:
+            if isinstance(error, lost):
+                work.discard()
+            elif isinstance(error, hinted):
+                hint = f"what is done is kept in {work.shown}: the same command resumes it"
+                raise type(error)(f"{error} ({hint})") from error
+            raise
 
 
 def _write_lookups(places: Sequence[int], transform: str, folder: str) -> int:
