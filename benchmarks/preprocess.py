@@ -5,7 +5,6 @@
     python benchmarks/preprocess.py --what tables --format csv      from CSV; jsonl: JSON lines
     python benchmarks/preprocess.py --what files          10,000 files of 100 rows, CSV and Parquet
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
-    python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost per row, memory and disk by rows
     python benchmarks/preprocess.py --what growth --memory 1GB      or --engine spark
     python benchmarks/preprocess.py --sides local,spark --clone DIR      beside another clone
@@ -52,7 +51,6 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
 FORMATS = ("parquet", "csv", "jsonl")
-STAGES = ("count", "dictionary", "transform", "describe")
 NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
 
 
@@ -237,14 +235,13 @@ def run_side(options: argparse.Namespace, name: str, raw: Path, watched: bool = 
         if name not in OURS:
             return {**found, "start": json.loads(said.splitlines()[-1])}
         stages = re.findall(r"^(\w+): .*? ([\d.]+) s\b", said, re.MULTILINE)
-        by_stage = {stage: float(seconds) for stage, seconds in stages if stage != "start"}
-        seconds = sum(by_stage.values())
-        return {**found, "start": whole - seconds, "stages": seconds, "by_stage": by_stage}
+        seconds = sum(float(seconds) for stage, seconds in stages if stage != "start")
+        return {**found, "start": whole - seconds, "stages": seconds}
 
 
 def command_of(options: argparse.Namespace, name: str, root: Path) -> list:
     """Our command, of a clone."""
-    engine = "spark" if name.endswith("spark") or name.startswith("executors") else "local"
+    engine = "spark" if name.endswith("spark") else "local"
     if name in TABLES:
         return preprocess_tables.command(options, engine)
     words = [sys.executable, "-u", root / "preproc" / "spark_data_utils.py", f"--engine={engine}"]
@@ -302,26 +299,6 @@ def compare_parsers(options: argparse.Namespace) -> None:
             seconds.append(time.perf_counter() - start)
         best = statistics.median(seconds)
         print(f"{name:<12}{lines / best / 1e6:8.2f} M lines/s{len(text) / best / 1e6:8.0f} MB/s")
-
-
-def compare_executors(options: argparse.Namespace) -> None:
-    raw = logs(options, options.rows)
-    pairs = {"Spark": ("executors_1", "executors_2"), "local": ("processes_1", "processes_2")}
-    rounds: dict[str, list[dict]] = {side: [] for pair in pairs.values() for side in pair}
-    for _ in range(options.rounds):
-        for side, results in rounds.items():
-            results.append(run_side(options, side, raw))
-    print(f"{options.rows:,} rows, medians of {options.rounds} rounds, s")
-    print(f"{'stage':<14}" + "".join(f"{name:>7} 1{name:>7} 2{'ratio':>7}" for name in pairs))
-    for stage in (*STAGES, "all stages"):
-        print(f"{stage:<14}", end="")
-        for pair in pairs.values():
-            one, two = (
-                statistics.median(r["by_stage"].get(stage, r["stages"]) for r in rounds[side])
-                for side in pair
-            )
-            print(f"{one:>9.2f}{two:>9.2f}{one / two:>7.2f}", end="")
-        print()
 
 
 def show_growth(options: argparse.Namespace) -> None:
@@ -538,13 +515,6 @@ OURS = {  # our commands, and further flags
     "table_local": (),
     "table_spark": (),
 }
-for n in (1, 2):
-    OURS[f"processes_{n}"] = (f"--cores={n}",)
-    OURS[f"executors_{n}"] = (
-        f"--master=local-cluster[{n},1,1024]",
-        "--conf=spark.executor.memory=512m",
-        f"--conf=spark.cores.max={n}",  # as prepare_dataset.sh says, so that it waits for all
-    )
 CLONE = " of the clone"
 RATIOS = [  # ours, another, and whether the start is left out
     ("spark", "nvidia_style", 0),
@@ -563,7 +533,6 @@ WHAT = {
     "tables": compare_tables,
     "files": compare_files,
     "parsers": compare_parsers,
-    "executors": compare_executors,
     "growth": show_growth,
 }
 
