@@ -143,7 +143,7 @@ def test_too_little_memory_is_named(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path):
-    disk, named = tmp_path / "small disk", "small disk/.*: No space left on device"
+    disk, named = tmp_path / "small disk", "small disk.*: No space left on device"
     engine = local_engine(1, disk, 64 << 20)
     with small_disk(disk, "20m"), engine as running, pytest.raises(TaskError, match=named) as error:
         sorted_keys(running)

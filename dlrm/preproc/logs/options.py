@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HALVES = ("all", "first", "second")
 DATASET = "binary_dataset"
 KAGGLE_DAYS = 7
-_NO_SHUFFLE = "Spark neither shuffles nor joins here"
+_NO_SHUFFLE = "the number of shuffled parts follows from the cores, and nothing is joined"
 UNUSED = {  # NVIDIA's flags
     "low_mem": "memory is bounded in any case",
     "dict_build_shuffle_parallel_per_day": _NO_SHUFFLE,
