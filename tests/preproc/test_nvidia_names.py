@@ -7,17 +7,10 @@ import subprocess
 import sys
 
 import forked
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
-from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 from test_scripts import PREPROC, SMALL, environment
 
-from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.transform.transform import Transform
 
 OURS = ("INPUT_PATH", "OUTPUT_PATH", "FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT")
@@ -56,12 +49,6 @@ def test_spark_takes_its_paths_as_arguments(raw, tmp_path):
     assert done.returncode == 0, done.stderr
     expected = reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
-    again = forked.run(
-        PREPROC / "parquet_to_binary.py",
-        *(f"--src_dir={tmp_path / 'out'}", f"--dst_dir={tmp_path / 'no'}"),
-    )
-    assert again.returncode == 1
-    assert "no Parquet file; run_spark.sh writes the dataset itself" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -140,70 +127,6 @@ def test_a_folder_with_half_of_the_last_day_is_transformed(raw, tmp_path):
         assert refused.returncode == 1
         assert re.search(message, refused.stderr), refused.stderr
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("refused")]
-
-
-def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
-    rows = {"train": 200, "test": 50, "validation": 51}
-    for split, count in rows.items():
-        columns = {"label": [0, 1] * (count // 2) + [1] * (count % 2)}
-        columns |= {"n0": np.arange(count, dtype=np.float32), "c0": np.arange(count) % 7}
-        (tmp_path / "spark" / split).mkdir(parents=True)
-        pq.write_table(pa.table(columns), tmp_path / "spark" / split / "part-0.parquet")
-    words = [f"--src_dir={tmp_path / 'spark'}", f"--dst_dir={tmp_path / 'binary'}"]
-    others = [f"--intermediate_dir={tmp_path / 'i'}", "--parallel_jobs=40"]
-    forked.succeed(PREPROC / "parquet_to_binary.py", *words, *others)
-    names = sorted(path.name for path in (tmp_path / "binary").glob("*.bin"))
-    assert names == ["test_data.bin", "train_data.bin", "val_data.bin"]  # as NVIDIA's reader wants
-    row = np.fromfile(tmp_path / "binary" / "train_data.bin", "<i4").reshape(200, 3)[9]
-    assert (row[0], row[1:2].view("<f4").item(), row[2]) == (1, 9, 2)
-    paths = [f"--dataset={tmp_path / 'binary'}", f"--output={tmp_path / 'split'}"]
-    flags = [*paths, "--batch_size=64", "--numerical_features=1"]
-    forked.succeed(PREPROC / "split_dataset.py", *flags)
-    labels, numbers, ids = read_as_nvidia(tmp_path / "split")["test"]
-    assert labels.tolist() == [0, 1] * 25
-    assert numbers[:, 0].tolist() == [*range(50)]
-    assert ids[0].tolist() == [i % 7 for i in range(50)]
-    assert open_datasets(DataConfig(str(tmp_path / "split"))).validation.num_samples == 51
-    again = forked.run(PREPROC / "split_dataset.py", *flags)
-    assert again.returncode == 1
-    assert again.stderr.startswith(f"error: {tmp_path / 'split'}: exists and is not empty")
-
-
-def test_random_csv_files_are_transcoded(tmp_path):
-    sections = {
-        "feature_spec": {
-            "shop": {"dtype": "int32", "cardinality": 7},
-            "user": {"dtype": "int32", "cardinality": "auto"},
-            **{name: {"dtype": "float32"} for name in ("price", "clicked")},
-        },
-        "source_spec": {
-            "train": [
-                {"type": "csv", "features": ["clicked", "shop"], "files": ["a/0.csv", "a/1.csv"]},
-                {"type": "csv", "features": ["user", "price"], "files": ["a/more.csv"]},
-            ],
-            "test": [
-                {
-                    "type": "csv",
-                    "features": ["user", "price", "clicked", "shop"],
-                    "files": ["test.csv"],
-                }
-            ],
-        },
-        "channel_spec": {
-            **{"label": ["clicked"], "numerical": ["price"], "categorical": ["user", "shop"]}
-        },
-    }
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(sections))
-    words = [f"--feature_spec_in={tmp_path / 'spec.yaml'}", f"--output={tmp_path / 'csv'}"]
-    forked.succeed("dlrm.scripts.gen_csv", *words, "--size=2001")
-    assert len((tmp_path / "csv" / "a" / "0.csv").read_text().splitlines()) == 1001
-    words = ["--input", tmp_path / "csv", "--output", tmp_path / "dataset"]
-    forked.succeed("dlrm.scripts.transcode", *words)
-    for labels, numbers, (user, shop) in read_as_nvidia(tmp_path / "dataset").values():
-        assert len(labels) == 2001
-        assert 0.4 < labels.mean() < 0.6
-        assert numbers.std() > 0.2
-        assert (set(user), set(shop)) == (set(range(10)), set(range(7)))
 
 
 SAYS_CORES = "import os; print(*sorted(os.sched_getaffinity(0)))"
