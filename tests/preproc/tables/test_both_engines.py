@@ -27,9 +27,8 @@ def test_drawn_tables_are_what_the_oracle_makes_of_them(spark, drawn, data):
 
 @pytest.mark.parametrize("schema", [SCHEMA, SHARED], ids=["crosses, lists, weights", "shared"])
 def test_every_kind_of_field_has_the_same_bytes(spark, schema, tmp_path):
-    schema = schema | {"label": {"column": "y", "positive": "ja", "any_negative": True}}
     pq.write_table(table(), tmp_path / "a.parquet", row_group_size=100)
-    options = OPTIONS | {"report": True, "split_bytes": 9000}
+    options = OPTIONS | {"split_bytes": 9000}
     for name, engine in (("spark", spark), ("local", None)):
         prepare(schema, [tmp_path / "a.parquet"], tmp_path / name, engine, **options)
     assert contents(tmp_path / "spark") == contents(tmp_path / "local")
