@@ -111,34 +111,19 @@ def test_missing_days_are_named(raw, change, words):
     assert all(word in str(refused.value) for word in words)
 
 
+PREPARE, VERIFY = "prepare_dataset.sh", "verify_criteo_downloaded.sh"
 REFUSED = [  # the script, its words and variables, and what is said; INPUT_PATH has two days
-    ("prepare_dataset.sh", ["15", "GPU", "NVTabular"], {}, "NVTabular: expected Spark; "),
-    ("prepare_dataset.sh", ["15", "TPU"], {}, "TPU: expected a frequency limit, CPU or GPU"),
-    (
-        "prepare_dataset.sh",
-        [],
-        {"final_output_dir": "/x", "OUTPUT_PATH": ""},
-        "final_output_dir=/x: expected a f",
-    ),
-    ("prepare_dataset.sh", [*SMALL], {"NUM_DAYS": "24"}, "expected 24 day files (NUM_DAYS), got d"),
-    (
-        "prepare_dataset.sh",
-        [*SMALL],
-        {"INPUT_PATH": "/nowhere"},
-        "/nowhere: no such folder of day ",
-    ),
-    (
-        "prepare_dataset.sh",
-        [*SMALL],
-        {"FREQUENCY_LIMIT": "15,2:3"},
-        "frequency limit '15,2:3': col",
-    ),
-    ("prepare_dataset.sh", [*SMALL], {"TOTAL_CORES": "many"}, "TOTAL_CORES=many"),
-    ("prepare_dataset.sh", [*SMALL], {"ENGINE": "sprak"}, "ENGINE=sprak: expected spark, or local"),
-    ("prepare_dataset.sh", ["--no_such_flag"], {}, "no_such_flag"),
+    (PREPARE, ["15", "GPU", "NVTabular"], {}, "NVTabular: expected Spark; "),
+    (PREPARE, ["15", "TPU"], {}, "TPU: expected a frequency limit, CPU or GPU"),
+    (PREPARE, [], {"final_output_dir": "/x", "OUTPUT_PATH": ""}, "final_output_dir=/x: expected a"),
+    (PREPARE, [], {"NUM_DAYS": "24"}, "expected 24 day files (NUM_DAYS), got day_0 to day_1"),
+    (PREPARE, [], {"INPUT_PATH": "/nowhere"}, "/nowhere: no such folder of day files (INPUT_PATH)"),
+    (PREPARE, [], {"TOTAL_CORES": "many"}, "TOTAL_CORES=many"),
+    (PREPARE, [], {"ENGINE": "sprak"}, "ENGINE=sprak: expected spark, or local"),
+    (PREPARE, ["--no_such_flag"], {}, "no_such_flag"),
     ("run_spark.sh", ["CPU", "/in"], {}, "/in: expected [CPU] INPUT_PATH OUTPUT_PATH"),
-    ("verify_criteo_downloaded.sh", ["/no"], {"INPUT_PATH": "/"}, "/no: no such folder of day"),
-    ("verify_criteo_downloaded.sh", ["/", "/"], {}, "/ /: expected one folder of day files"),
+    (VERIFY, ["/no"], {"INPUT_PATH": "/"}, "/no: no such folder of day"),
+    (VERIFY, ["/", "/"], {}, "/ /: expected one folder of day files"),
 ]
 
 

@@ -5,7 +5,7 @@ import gzip
 import itertools
 import lzma
 import re
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "files.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "files.md"
 AB = "y,c\n0,a\n1,b\n"
 BOTH = ["a", "b"]
 COLUMNS = {"y": [0, 1], "c": BOTH}
@@ -359,11 +359,10 @@ def test_values(read):
     texts += ["2026-11-20T08:00:00Z", "2026-11-20 09:00:00+01:00"]
     known = ["2026-11-20 08:00:00", "2026-11-21", "2026-11-20 08:00:00Z"]
     output = read("a.csv", csv(*texts), [one for one in known for _ in range(2)])
-    for unit in ("s", "ms", "us", "ns"):
-        naive = pa.array(["2026-11-20 08:00:00"]).cast(pa.timestamp(unit))
-        zoned = naive.cast(pa.int64()).cast(pa.timestamp(unit, "Europe/Zurich"))
-        assert scored(output, pa.table({"c": naive})) == scored(output, [[known[0]]]) != [0]
-        assert scored(output, pa.table({"c": zoned})) == scored(output, [[known[2]]]) != [0]
+    moment = pa.array([known[0]]).cast(pa.timestamp("ns"))  # test_matrix has other units
+    zoned = moment.cast(pa.int64()).cast(pa.timestamp("ns", "Europe/Zurich"))
+    assert scored(output, pa.table({"c": moment})) == scored(output, [[known[0]]]) != [0]
+    assert scored(output, pa.table({"c": zoned})) == scored(output, [[known[2]]]) != [0]
 
 
 def test_times(read):
@@ -396,7 +395,7 @@ def test_times(read):
         read(name, columns, ["1500-01-01", "2300-01-01"])
 
 
-def test_other_values(read, tmp_path):
+def test_other_values(read):
     # ids beyond 2^53
     ids = [1_700_000_000_000_000_000 + k for k in range(3)]
     for kind in ("csv", "jsonl", "parquet", "orc", "arrow"):
@@ -406,12 +405,7 @@ def test_other_values(read, tmp_path):
     read("a.parquet", columns, "row 0, column c: expected integers, got the float 1.7e")
     # `Action|Comedy`
     columns = {"y": [0, 1], "c": ["Action|Comedy", "Action"]}
-    read("a.csv", columns, columns["c"])
-    fields = [{"column": "c", "max_length": 3}]
-    for kind in ("csv", "jsonl", "parquet"):
-        path, output = put(tmp_path / f"a.{kind}", columns), tmp_path / kind
-        prepare({"label": "y", "categorical": fields}, [path], output, output_ordering="input")
-        assert np.fromfile(output / "train" / "cat_0.lengths.bin", np.int8).tolist() == [2, 1]
+    read("a.csv", columns, columns["c"])  # test_matrix has lists
     # ratings of which 4 and 5 count
     label = {"column": "y", "positive": [4, 5], "any_negative": True}
     content = "y,c\n5,a\n3.5,b\n4.0,c\n"
@@ -429,9 +423,8 @@ def test_other_values(read, tmp_path):
         read("a.csv", f"y,x\n0,{text}\n1,2\n", refusal, **numbers())
     # a number, bool or time for a field that never had one
     output = read("a.csv", csv("red", "blue"), ["red", "blue"])
-    for kind, value in (("number", 7), ("boolean", True), ("time", date(2026, 11, 20))):
-        with pytest.raises(ValueError, match=f"column 'c': expected .*'blue'.*got the {kind}"):
-            scored(output, [[value], [None]])
+    with pytest.raises(ValueError, match="column 'c': expected .*'blue'.*got the number"):
+        scored(output, [[7], [None]])  # test_matrix has other kinds
     # values that training never saw
     assert scored(output, [["green"], ["red"]]) == [0, 2]
     shares = Shares((), ["c", "d"], [True, True])
