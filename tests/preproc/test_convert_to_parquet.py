@@ -36,9 +36,7 @@ SCHEMA = {
     "groups": ["number"],
     "time": "when",
 }
-
-
-SCHEMA_CITIES = ("city", "last_city", "next_city")
+CITIES = ("city", "last_city", "next_city")
 
 
 def table():
@@ -50,7 +48,7 @@ def table():
         "kind": np.where(random.random(ROWS) < 0.3, "yes", "no").tolist(),
         "x": random.normal(0, 3, ROWS).tolist(),
         "weight": (random.integers(0, 64, ROWS) / 16).tolist(),
-        **{name: [cities[i % 67] for i in random.zipf(1.4, ROWS)] for name in SCHEMA_CITIES},
+        **{name: [cities[i % 67] for i in random.zipf(1.4, ROWS)] for name in CITIES},
         "number": (random.zipf(1.3, ROWS) % 100 - 20).tolist(),
         "when": [begin + timedelta(seconds=i) for i in range(ROWS)],
     }
@@ -86,14 +84,9 @@ def test_decoded_values_are_those_of_the_table(dataset, frame, tmp_path):
     train, test = ({name: v[part] for name, v in frame.items()} for part in PARTS)
     cities = Counter(filter(None, map(stripped, train["city"])))
     numbers = Counter(train["number"])
-    kept = sorted(numbers, key=lambda n: (-numbers[n], n < 0, n))[:40]
-    shared = {stripped(v) for name in SCHEMA_CITIES[1:] for v in train[name]}
-    known = {
-        "city": {city for city, count in cities.items() if count >= 3},
-        "last_city": shared,
-        "next_city": shared,
-        "number": set(kept),
-    }
+    known = {"city": {city for city, count in cities.items() if count >= 3}}
+    known |= dict.fromkeys(CITIES[1:], {stripped(v) for name in CITIES[1:] for v in train[name]})
+    known["number"] = {*sorted(numbers, key=lambda n: (-numbers[n], n < 0, n))[:40]}
     assert len(known["city"]) < len(cities)
     assert len(numbers) > 40
     for split, rows in {"train": train, "test": test}.items():

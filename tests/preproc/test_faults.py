@@ -151,32 +151,27 @@ def test_values_that_look_like_the_place_of_a_file_are_kept(suffix, tmp_path, mo
 
 
 def test_killed_runs_of_logs_go_on_with_other_cores_memory_and_parts(tmp_path):
-    """A run that its own worker kills again and again ends, and another one goes on."""
     raw = write_days(tmp_path / "raw", GOOD * 9_000, GOOD * 4_000)
     command = [f"--input_folder={raw}", "--engine=local", "--frequency_limit=1"]
     command += ["--num_numerical=2", "--num_categorical=3"]
-    made = []
-    for name, runs in {
-        "whole": [("--cores=1",)],
-        "resumed": [
-            ("--cores=3", "--memory=128MB", "--split_bytes=9000"),
-            ("--cores=1", "--memory=300MB", "--split_bytes=30000"),
-            ("--cores=2",),
-        ],
-    }.items():
-        for number, flags in enumerate(runs):
-            run = partial(
-                prepare_logs.main, [*command, *flags, f"--output_folder={tmp_path / name}"]
-            )
-            process = multiprocessing.get_context("fork").Process(target=run)
-            process.start()
-            folder = tmp_path / name / "binary_dataset.unfinished"
-            while number < len(runs) - 1 and process.is_alive():
-                time.sleep(0.001)
-                if len(list(folder.glob("*/*.done"))) > number:
-                    process.kill()
-            process.join()
-        assert process.exitcode == 0
-        made.append(binary_files(tmp_path / name / "binary_dataset"))
+
+    def started(output, *flags):
+        words = [*command, f"--output_folder={tmp_path / output}", *flags]
+        run = multiprocessing.get_context("fork").Process(target=prepare_logs.main, args=[words])
+        run.start()
+        return run
+
+    first = "--cores=3", "--memory=128MB", "--split_bytes=9000"
+    second = "--cores=1", "--memory=300MB", "--split_bytes=30000"
+    for done, flags in enumerate((first, second)):
+        run = started("killed", *flags)
+        while len([*tmp_path.glob("killed/*.unfinished/*/*.done")]) <= done and run.is_alive():
+            time.sleep(0.001)
+        run.kill()
+        run.join()
+    runs = [started(*how) for how in (("killed", "--cores=2"), ("whole", "--cores=1"))]
+    for run in runs:
+        run.join()
+    made = [binary_files(tmp_path / name / "binary_dataset") for name in ("killed", "whole")]
     assert made[0] == made[1]
     assert len(made[0]["train/label.bin"]) == 18_000

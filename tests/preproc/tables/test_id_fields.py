@@ -143,29 +143,24 @@ def test_tables_of_other_sizes_are_another_transform(tmp_path):
         compare_transforms(tmp_path / "a", tmp_path / "b", source_kind=layout.KIND)
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"type": "integer", "cardinality": 5}, "cardinality: expected the type id, got integer"),
-        ({"cardinality": 0}, "cardinality: expected 1 to 2147483646, got 0"),
-    ],
-)
-def test_entries_that_do_not_fit_are_named(entry, message):
-    with pytest.raises(ValueError, match=f"categorical field c: {message}"):
-        Schema.from_dict({"label": "y", "categorical": [{"column": "c", "type": "id", **entry}]})
+def test_entries_that_do_not_fit_are_named():
+    for entry, message in (
+        ({"type": "integer", "cardinality": 5}, "expected the type id, got integer"),
+        ({"type": "id", "cardinality": 0}, "expected 1 to 2147483646, got 0"),
+    ):
+        with pytest.raises(ValueError, match=f"categorical field c: cardinality: {message}"):
+            Schema.from_dict({"label": "y", "categorical": [{"column": "c", **entry}]})
 
 
 def test_rows_left_out_of_files_with_one_name_are_all_kept(tmp_path):
-    names = ("1/a.parquet", "2/a.parquet", "3/0.a.parquet")
-    files = []
-    for name in names:
-        (tmp_path / name).parent.mkdir()
-        files.append(write(tmp_path / name, user=[0, -1, 0, 0]))
+    paths = [tmp_path / name for name in ("1/a.parquet", "2/a.parquet", "3/0.a.parquet")]
+    for path in paths:
+        path.parent.mkdir()
+        write(path, user=[0, -1, 0, 0])
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
-    prepare(SCHEMA, files, tmp_path / "d", **options, **IN_ORDER)
+    prepare(SCHEMA, paths, tmp_path / "d", **options, **IN_ORDER)
     left_out = [path.read_text() for path in (tmp_path / "d" / "quarantine").iterdir()]
-    assert len(left_out) == 3
-    assert all(any(name in text for text in left_out) for name in names)
+    assert sorted(text.partition(",")[0] for text in left_out) == sorted(map(str, paths))
 
 
 def test_files_that_exchange_their_splits_are_another_run(tmp_path):

@@ -197,20 +197,19 @@ def test_a_draft_has_list_fields(tmp_path):
     assert Schema.from_dict(yaml.safe_load(made.text())) == made.schema
 
 
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ({"keep": "first"}, "keep: expected max_length too"),
-        ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
-        ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
-        ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, attention,"),
-        ({"max_length": 5, "weights": "y"}, "columns used twice: y"),
-    ],
-)
+WRONG = [
+    ({"keep": "first"}, "keep: expected max_length too"),
+    ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
+    ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
+    ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, attention,"),
+    ({"max_length": 5, "weights": "y"}, "columns used twice: y"),
+]
+
+
+@pytest.mark.parametrize(("entry", "problem"), WRONG)
 def test_a_wrong_list_field_is_named(entry, problem):
-    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
+    with pytest.raises(ValueError, match=problem):
         Schema.from_dict({"label": "y", "categorical": [{"column": "t", **entry}]})
-    assert problem in str(failed.value)
 
 
 def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):

@@ -25,18 +25,19 @@ def column(dataset, name, dtype, split="train"):
     return np.fromfile(dataset / split / f"{name}.bin", dtype).tolist()
 
 
-def test_decimals_of_many_digits_are_different_values(tmp_path):
-    schema = {"label": "y", "categorical": ["c"]}
-    values = [Decimal("1234567890123456789012345678901234.5"), Decimal("1000000000000000000000.0")]
-    values.append(Decimal("1234567890123456789012345678901235.5"))
-    write(tmp_path / "a.parquet", y=[0, 1, 1], c=pa.array(values, pa.decimal128(38, 1)))
-    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
-    (dictionary,) = Transform.load(tmp_path / "d" / "transform").dictionaries
-    assert set(dictionary.values()) == {
-        "1234567890123456789012345678901234.5",
-        "1234567890123456789012345678901235.5",
-        "1000000000000000000000",
-    }
+def test_decimals_are_the_nearest_numbers_and_values_of_many_digits(tmp_path):
+    """As with text in CSV: Arrow's own conversion puts 0.1 one step lower."""
+    texts = ["0.100000", "12345678901234.567891", "-7.300000"]
+    long = ["1234567890123456789012345678901234.5", "1000000000000000000000.0"]
+    long.append("1234567890123456789012345678901235.5")
+    numbers = pa.array(map(Decimal, texts), pa.decimal128(38, 6))
+    values = pa.array(map(Decimal, long), pa.decimal128(38, 1))
+    path = write(tmp_path / "a.parquet", y=[0, 1, 1], x=numbers, c=values)
+    schema = {"label": "y", "numerical": [{"column": "x", "bins": 4}], "categorical": ["c"]}
+    prepare(schema, [path], tmp_path / "d")
+    fitted = Transform.load(tmp_path / "d" / "transform")
+    assert fitted.numerical[0].edges.tolist() == [-7.3, 0.1, 12345678901234.567891]
+    assert {*fitted.dictionaries[0].values()} == {long[0], "1000000000000000000000", long[2]}
 
 
 @pytest.mark.parametrize("rows", [1, 4])
