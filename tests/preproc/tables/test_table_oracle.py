@@ -228,7 +228,7 @@ LABELS = [
 
 
 @st.composite
-def tables(draw, numbers_of_rows=(40, 30, 12, 2)):
+def tables(draw, numbers_of_rows=(40, 40, 30, 30, 12, 2)):
     """Draws a schema, columns (name -> type and values) and a division."""
     rows = draw(st.sampled_from(numbers_of_rows))
     columns, schema = {}, {}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from preproc_testing import killed_at
-from table_oracle import SPLITS, Oracle
+from table_oracle import Oracle
 from tables_testing import Inline, contents, prepare
 
 from dlrm.preproc.duckdb_engine import local_engine
@@ -182,16 +182,3 @@ def test_combinations_of_one_text_are_two_values(tmp_path):
     assert contents(tmp_path / "d" / "train", ".bin") == {
         name.removeprefix("train/"): data for name, data in expected.items() if "train/" in name
     }
-
-
-def test_values_of_a_split_key_stay_together(tmp_path):
-    users = np.random.default_rng(1).integers(0, 60, 500)
-    columns = {"y": users % 2, "x": np.zeros(500), "u": [f" {user}" for user in users]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=50)
-    schema = {"label": "y", "numerical": ["x"], "groups": ["u"]}
-    shares = {"test_fraction": 0.3, "validation_fraction": 0.2}
-    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", split_key="u", **shares)
-    files = (tmp_path / "d" / split / "group_u.bin" for split in SPLITS)
-    groups = [{*np.fromfile(file, "<u8").tolist()} for file in files]
-    assert all(groups)
-    assert len(set.union(*groups)) == sum(map(len, groups)) == len({*users.tolist()})
