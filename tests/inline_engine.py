@@ -18,5 +18,5 @@ class _Inline(Executor):
 class InlineEngine(DuckDbEngine):
     """Calls functions in this process, one after another, for small inputs."""
 
-    def __init__(self):
-        super().__init__(_Inline, 1, None, 1 << 28)
+    def __init__(self, cores=1, memory=1 << 28):
+        super().__init__(_Inline, cores, None, memory)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from inline_engine import InlineEngine
+from inline_engine import InlineEngine as Inline
 from pyarrow import feather, orc
 
 from dlrm.data.sources.text_format import TextFormat
@@ -26,12 +26,6 @@ from dlrm.preproc.tables.prepare_tables import prepare_tables
 def write_stream(table, path, rows):
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table, rows)
-
-
-class Inline(InlineEngine):
-    """Divides the work of this process as for two cores."""
-
-    cores = 2
 
 
 COLUMNAR = {  # suffix: the name of a group of rows, and a writer of groups

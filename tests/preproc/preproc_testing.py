@@ -144,7 +144,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.tables, self.scopes = [], [], [], 0
+        self.open, self.tags, self.tables = [], [], []
         self.feed(text)
         assert self.open == []
 
@@ -152,17 +152,15 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         assert "src" not in attrs, "nothing from elsewhere"
         assert attrs.get("href", "#").startswith("#"), "nothing from elsewhere"
+        assert tag != "th" or attrs["scope"] in ("col", "row", "colgroup")
         self.tags.append(tag)
-        if tag == "meta":
-            return
-        self.open.append(tag)
-        if tag == "th":
-            assert attrs["scope"] in ("col", "row", "colgroup")
+        if tag != "meta":
+            self.open.append(tag)
         if tag == "table":
             self.tables.append([])
-        if tag == "tr":
+        elif tag == "tr":
             self.tables[-1].append([])
-        if tag in ("th", "td"):
+        elif tag in ("th", "td"):
             self.tables[-1][-1].append("")
 
     def handle_endtag(self, tag):

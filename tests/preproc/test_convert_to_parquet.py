@@ -1,6 +1,7 @@
 """A dataset is converted back to Parquet, with ids or with the original values."""
 
 import json
+import os
 import shutil
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta, timezone
@@ -35,9 +36,7 @@ SCHEMA = {
     "groups": ["number"],
     "time": "when",
 }
-
-
-SCHEMA_CITIES = ("city", "last_city", "next_city")
+CITIES = ("city", "last_city", "next_city")
 
 
 def table():
@@ -49,7 +48,7 @@ def table():
         "kind": np.where(random.random(ROWS) < 0.3, "yes", "no").tolist(),
         "x": random.normal(0, 3, ROWS).tolist(),
         "weight": (random.integers(0, 64, ROWS) / 16).tolist(),
-        **{name: [cities[i % 67] for i in random.zipf(1.4, ROWS)] for name in SCHEMA_CITIES},
+        **{name: [cities[i % 67] for i in random.zipf(1.4, ROWS)] for name in CITIES},
         "number": (random.zipf(1.3, ROWS) % 100 - 20).tolist(),
         "when": [begin + timedelta(seconds=i) for i in range(ROWS)],
     }
@@ -85,14 +84,9 @@ def test_decoded_values_are_those_of_the_table(dataset, frame, tmp_path):
     train, test = ({name: v[part] for name, v in frame.items()} for part in PARTS)
     cities = Counter(filter(None, map(stripped, train["city"])))
     numbers = Counter(train["number"])
-    kept = sorted(numbers, key=lambda n: (-numbers[n], n < 0, n))[:40]
-    shared = {stripped(v) for name in SCHEMA_CITIES[1:] for v in train[name]}
-    known = {
-        "city": {city for city, count in cities.items() if count >= 3},
-        "last_city": shared,
-        "next_city": shared,
-        "number": set(kept),
-    }
+    known = {"city": {city for city, count in cities.items() if count >= 3}}
+    known |= dict.fromkeys(CITIES[1:], {stripped(v) for name in CITIES[1:] for v in train[name]})
+    known["number"] = {*sorted(numbers, key=lambda n: (-numbers[n], n < 0, n))[:40]}
     assert len(known["city"]) < len(cities)
     assert len(numbers) > 40
     for split, rows in {"train": train, "test": test}.items():
@@ -137,14 +131,13 @@ def test_values_of_logs_are_hexadecimal(logs, tmp_path):
     days, dataset = logs
     assert convert(dataset, tmp_path / "o") == {"train": 700, "test": 125, "validation": 125}
     parts = {"train": days[0], "test": days[1][:125], "validation": days[1][125:]}
-    both = [*days[0], *days[1]]
     for split, rows in parts.items():
         found = pq.read_table(tmp_path / "o" / split)
         assert found["label"].to_pylist() == [row[0] == "1" for row in rows]
         numbers = [np.float16(np.float32(np.log(int(row[1]) + 2))) for row in rows]
         assert found["num_0"].to_pylist() == numbers
         for i in range(3):
-            counts = Counter(int(row[3 + i], 16) for row in both if row[3 + i])
+            counts = Counter(int(row[3 + i], 16) for row in sum(days, []) if row[3 + i])
             keys = [int(row[3 + i], 16) if row[3 + i] else None for row in rows]
             expected = [f"{key:08x}" if counts[key] >= 5 else None for key in keys]
             assert found[f"cat_{i}"].to_pylist() == expected
@@ -171,8 +164,7 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(dataset, logs, tmp
         assert not (tmp_path / "out").exists()
         assert not list(tmp_path.glob(".*"))
 
-    copy = tmp_path / "copy"
-    shutil.copytree(dataset, copy)
+    shutil.copytree(dataset, copy := tmp_path / "copy")
     with open(copy / "test" / "cat_0.bin", "r+b") as file:
         file.seek(150)
         file.write(b"\x7f")
@@ -180,9 +172,8 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(dataset, logs, tmp
     size = FeatureSpec.load(copy).cardinalities[0]
     expected = rf"cat_0.bin: row 150: expected an id within 0-{size - 1}, got 127"
     refused(ValueError, expected, copy, verify_data="never")
-    with open(copy / "train" / "weight.bin", "r+b") as file:
-        file.truncate(12)
-    refused(ValueError, r"weight.bin: expected 3200 bytes", copy)
+    os.truncate(copy / "train" / "weight.bin", 12)
+    refused(ValueError, r"weight.bin: expected 3200 bytes, got 12", copy)
     (copy / "manifest.json").unlink()
     refused(ValueError, r"weight.bin: expected 3200 bytes \(800 rows.*got 12", copy, "ids")
     (copy / "transform" / "texts_0.npy").unlink()

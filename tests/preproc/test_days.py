@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tables_testing import Inline, contents as all_contents, prepare, write_table
+from tables_testing import Inline, contents, prepare, write_table
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -33,13 +33,7 @@ SCHEMA = {
     "categorical": [
         {"column": "user", "type": "integer", "frequency_limit": 3},
         {"column": "item", "frequency_limit": 2, "dictionary": "items"},
-        {
-            "column": "seen",
-            "frequency_limit": 2,
-            "dictionary": "items",
-            "max_length": 3,
-            "ordered": True,
-        },
+        {"column": "seen", "frequency_limit": 2, "dictionary": "items", "max_length": 3},
         {"column": "place", "max_ids": 20},
         {"column": "few", "type": "id"},
         {"column": "hashed", "frequency_limit": 4, "hash_buckets": 5},
@@ -63,17 +57,19 @@ def rows_of_day(day, rows=120):
     def value():
         return int(draw.expovariate(0.08)) + 4 * day
 
-    table = {name: [] for name in ("y", "n", "user", "item", "seen", "place", "few", "hashed")}
-    for row in range(rows):
-        table["y"].append(row % 3 == 0)
-        table["n"].append(draw.random() * day)
-        table["user"].append(value() if draw.random() > 0.1 else None)
-        table["item"].append(f"i{value()}" if draw.random() > 0.1 else None)
-        table["seen"].append([f"i{value()}" for _ in range(draw.randrange(5))])
-        table["place"].append(f"p{value() // 3}")
-        table["few"].append(min(value(), 90))
-        table["hashed"].append(f"h{value()}")
-    return table
+    def some(item):
+        return item if draw.random() > 0.1 else None
+
+    return {
+        "y": [row % 3 == 0 for row in range(rows)],
+        "n": [draw.random() * day for _ in range(rows)],
+        "user": [some(value()) for _ in range(rows)],
+        "item": [some(f"i{value()}") for _ in range(rows)],
+        "seen": [[f"i{value()}" for _ in range(draw.randrange(5))] for _ in range(rows)],
+        "place": [f"p{value() // 3}" for _ in range(rows)],
+        "few": [min(value(), 90) for _ in range(rows)],
+        "hashed": [f"h{value()}" for _ in range(rows)],
+    }
 
 
 class Days:
@@ -105,14 +101,14 @@ def values_of(table, name):
     return [value for values in flat for value in values if value is not None]
 
 
-def chain(folder, days, schema=SCHEMA):
+def chain(folder, days, schema=SCHEMA, engine=None):
     """Prepares days one after the other; returns their datasets."""
     made = []
     for number, table in enumerate(days, 1):
         file = write_table(table, folder / f"day{number}.parquet", 17)
         increment = IncrementConfig(made[-1] if made else None)
         how = {"output_ordering": "input", "split_bytes": 500}  # parts of a few rows
-        prepare(schema, [file], folder / f"{number}", increment=increment, **how)
+        prepare(schema, [file], folder / f"{number}", engine, increment=increment, **how)
         made.append(folder / f"{number}")
     return made
 
@@ -168,6 +164,8 @@ def extend(parent, output, number=3, schema=TEXTS, table=None, **options):
 def test_a_folder_with_the_dataset_in_it_is_told_where_it_is(two, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{two}: .* got none; {two / '2'} has one"):
         extend(two, tmp_path / "3")
+    with pytest.raises(ValueError, match="--numerics: expected --extend too, got none"):
+        IncrementConfig(numerics="refit")
 
 
 @pytest.mark.parametrize("numerics", ["keep", "refit"])
@@ -177,37 +175,30 @@ def test_numerics_are_kept_or_refitted(numerics, two, tmp_path):
     assert after.numerical[0].mean == (1.0 if numerics == "keep" else 3.0)
 
 
-def contents(folder):
-    """Returns the bytes of all files, without the record of verified ones."""
-    files = all_contents(folder)
-    return {name: data for name, data in files.items() if not name.endswith(".verified.json")}
+OTHERS = {
+    "no click": ({"table": small(3) | {"y": [False] * 60}}, "--extend .*/2: expected rows with la"),
+    "rule": (
+        {"schema": TEXTS | {"numerical": [{"column": "n", "transform": "log"}]}},
+        r'another one: numerical: {"column": "n"} in the transform and .*"log"} in the schema',
+    ),
+    "field": (
+        {"schema": TEXTS | {"categorical": ["item"]}},
+        r'another one: categorical: .*"user".* in the transform and nothing in',
+    ),
+    "order": (
+        {"schema": TEXTS | {"categorical": TEXTS["categorical"][::-1]}},
+        r'another one: categorical: {"column": "item"} in the transform and {"column": "user"',
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"table": small(3) | {"y": [False] * 60}}, r"--extend .*/2: expected rows with label 1"),
-        (
-            {"schema": TEXTS | {"numerical": [{"column": "n", "transform": "log"}]}},
-            r'another one: numerical: {"column": "n"} in the transform and .*"log"} in the schema',
-        ),
-        (
-            {"schema": TEXTS | {"categorical": ["item"]}},
-            r'another one: categorical: .*"user".* in the transform and nothing in',
-        ),
-        (
-            {"schema": TEXTS | {"categorical": TEXTS["categorical"][::-1]}},
-            r'another one: categorical: {"column": "item"} in the transform and {"column": "user"',
-        ),
-    ],
-    ids=["no click", "rule", "field", "order"],
-)
-def test_rows_that_extend_nothing_are_refused(options, message, two, tmp_path):
-    before = contents(two / "2")
+@pytest.mark.parametrize("case", OTHERS)
+def test_rows_that_extend_nothing_are_refused(case, two, tmp_path):
+    before, (options, message) = contents(two / "2", "bin"), OTHERS[case]
     with pytest.raises(ValueError, match=message):
         extend(two / "2", tmp_path / "3", **options)
     assert not (tmp_path / "3").exists()
-    assert contents(two / "2") == before
+    assert contents(two / "2", "bin") == before
 
 
 def test_limits_may_change(two, tmp_path):
@@ -227,27 +218,11 @@ def test_a_damaged_parent_is_named(name, two, tmp_path):
         extend(tmp_path / "2", tmp_path / "3")
 
 
-def test_rows_without_new_values_change_no_dictionary(two, tmp_path):
-    extend(two / "2", tmp_path / "again", 2)
-    one, other = (Transform.load(path / "transform") for path in (two / "2", tmp_path / "again"))
-    assert [d.values() for d in one.dictionaries] == [d.values() for d in other.dictionaries]
-
-
 def test_a_label_that_the_parent_does_not_have_is_named(tmp_path):
-    schema = TEXTS | {"label": {"column": "y", "positive": "yes"}}
-    table = small(1)
-    for name, no in (("1", "no"), ("2", "never")):
-        labels = ["yes" if label else no for label in table["y"]]
-        write_table(table | {"y": labels}, tmp_path / f"{name}.parquet", 17)
-    prepare(schema, [tmp_path / "1.parquet"], tmp_path / "1")
-    config = IncrementConfig(tmp_path / "1")
+    schema, table = TEXTS | {"label": {"column": "y", "positive": "yes"}}, small(1)
+    days = [table | {"y": ["yes" if y else no for y in table["y"]]} for no in ("no", "never")]
     with pytest.raises(ValueError, match="column y: expected the labels of .*, got 'never'"):
-        prepare(schema, [tmp_path / "2.parquet"], tmp_path / "2", increment=config)
-
-
-def test_numerics_need_a_parent():
-    with pytest.raises(ValueError, match="--numerics: expected --extend too, got none"):
-        IncrementConfig(numerics="refit")
+        chain(tmp_path, days, schema)
 
 
 def hashes_of(logs, column):

@@ -1,5 +1,6 @@
 """Errors name the file, place and column of bad input, what was expected and what came."""
 
+import gc
 import json
 import os
 from decimal import Decimal
@@ -13,7 +14,6 @@ from tables_testing import COLUMNAR, check_bad_row, contents, prepare, write_tab
 
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.parts import parts_of_file
-from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
 
 SCHEMA = {
@@ -61,24 +61,18 @@ def text_of_bytes(*texts):
     return pa.StringArray.from_buffers(len(texts), *buffers[1:])
 
 
-BAD_VALUES = {
-    "nan": ({"x": [0.0, 1.0, 2.0, np.nan]}, "x: expected a finite number, got nan"),
-    "text for a number": ({"x": ["1", "2", "3", "many"]}, "x: expected a number, got 'many'"),
-    "large": ({"x": [0.0, 1.0, 2.0, 1e5]}, "x: 100000.0 is beyond float16 (up to 65504)"),
-    "integer": ({"i": pa.array([1, 2, 3, 1 << 63], pa.uint64())}, "i: expected an integer of 64 b"),
-    "fraction": ({"i": [1.0, 2.0, 3.0, 4.5]}, "i: expected an integer of 64 bits, got '4.5'"),
-    "utf-8": ({"c": text_of_bytes(b"a", b"b", b"c", b"x\xff")}, "c: expected UTF-8, got b'x\\xff'"),
-    "utf-8 in halves": (
-        {"g": text_of_bytes(b"a", b"b", b"\xc3\xa9", b"\xc3")},
-        "g: expected UTF-8, got b'\\xc3'",
-    ),
-    "label": ({"y": [0, 1, 1, 2]}, "y: expected a label of 0 or 1"),
-    "weight": ({"w": [1.0, 1.0, 1.0, -0.5]}, "w: expected a weight of 0 or more, got -0.5"),
-    "group": ({"g": ["u", "u", "v", " "]}, "g: expected a group, got no value"),
-    "time": (
-        {"t": pa.array([1, 2, 3, None], pa.timestamp("us", "UTC"))},
-        "t: expected a time, got no",
-    ),
+BAD_VALUES = {  # column, values, what is said of the last one
+    "nan": ("x", [0.0, 1.0, 2.0, np.nan], "expected a finite number, got nan"),
+    "text": ("x", ["1", "2", "3", "many"], "expected a number, got 'many'"),
+    "large": ("x", [0.0, 1.0, 2.0, 1e5], "100000.0 is beyond float16 (up to 65504)"),
+    "integer": ("i", pa.array([1, 2, 3, 1 << 63], pa.uint64()), "expected an integer of 64 b"),
+    "fraction": ("i", [1.0, 2.0, 3.0, 4.5], "expected an integer of 64 bits, got '4.5'"),
+    "utf-8": ("c", text_of_bytes(b"a", b"b", b"c", b"x\xff"), "expected UTF-8, got b'x\\xff'"),
+    "half": ("g", text_of_bytes(b"a", b"b", b"\xc3\xa9", b"\xc3"), "expected UTF-8, got b'\\xc3'"),
+    "label": ("y", [0, 1, 1, 2], "expected a label of 0 or 1"),
+    "weight": ("w", [1.0, 1.0, 1.0, -0.5], "expected a weight of 0 or more, got -0.5"),
+    "group": ("g", ["u", "u", "v", " "], "expected a group, got no value"),
+    "time": ("t", pa.array([1, 2, 3, None], pa.timestamp("us", "UTC")), "expected a time, got no"),
 }
 
 
@@ -88,17 +82,10 @@ CASES += [(case, suffix) for suffix in [*COLUMNAR][1:] for case in ("nan", "utf-
 
 @pytest.mark.parametrize(("case", "suffix"), CASES)
 def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case, suffix):
-    columns, problem = BAD_VALUES[case]
-    path = write(tmp_path / f"a{suffix}", **columns)
+    column, values, problem = BAD_VALUES[case]
+    path = write(tmp_path / f"a{suffix}", **{column: values})
     place = f"{path}, {COLUMNAR[suffix][0]} 1, row 1"
-    check_bad_row(SCHEMA, path, place, f"column {problem}", tmp_path / "dataset")
-
-
-def test_too_many_bad_rows_end_the_run(tmp_path):
-    path = write(tmp_path / "a.parquet", x=[0.0, 1.0, 2.0, np.nan])
-    message = refusal(path, tmp_path, bad_lines="quarantine")
-    assert message.startswith("1 of 4 rows cannot be read")
-    assert "row group 1, row 1, column x: expected a finite number" in message
+    check_bad_row(SCHEMA, path, place, f"column {column}: {problem}", tmp_path / "dataset")
 
 
 def test_far_too_many_bad_rows_end_the_run_at_once(tmp_path, monkeypatch):
@@ -128,45 +115,76 @@ def test_batches_with_the_same_values_are_counted_and_refused_alike(
     assert ids.tolist() == [1, 2, 1, 3, 1] * 20  # by count, then text
 
 
-BAD_COLUMNS = {
-    "no column": ({"c": None}, "no column 'c'; the columns are y, x, i, w, g, t"),
-    "list": ({"c": [["a"], [], [], []]}, "column 'c': expected a value a row, got the type list"),
-    "binary number": ({"x": [b"1"] * 4}, "column 'x': expected numbers, got the type binary"),
-    "no zone": (
-        {"t": pa.array([1, 2, 3, 4], pa.timestamp("us"))},
-        "column 't': expected timestamps with a time zone, got the type timestamp[us]",
-    ),
+ZONELESS = pa.array([1, 2, 3, 4], pa.timestamp("us"))
+BAD_COLUMNS = {  # values, what was expected, the type
+    "c": ([["a"], [], [], []], "a value a row", "list"),
+    "x": ([b"1"] * 4, "numbers", "binary"),
+    "t": (ZONELESS, "timestamps with a time zone", "timestamp[us]"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_COLUMNS)
-def test_a_column_of_another_type_is_named(tmp_path, case):
-    columns, problem = BAD_COLUMNS[case]
-    table = pa.table({k: v for k, v in {**GOOD, **columns}.items() if v is not None})
-    pq.write_table(table, tmp_path / "a.parquet")
-    message = refusal(tmp_path / "a.parquet", tmp_path)
-    assert message.startswith(f"{tmp_path / 'a.parquet'}: {problem}")
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_a_column_of_another_type_is_named(tmp_path, name):
+    values, expected, got = BAD_COLUMNS[name]
+    message = refusal(path := write(tmp_path / "a.parquet", **{name: values}), tmp_path)
+    assert message.startswith(f"{path}: column '{name}': expected {expected}, got the type {got}")
 
 
-ODD_TYPES = [
-    pa.array([1.0, 2.0, None, 1.0], pa.float16()),
-    pa.array([b"ab", b"cd", None, b"ab"], pa.binary(2)),
-    pa.array([1, 2, None, 1], pa.duration("s")),
-    pa.array([1, 2, None, 1], pa.time32("s")),
-    pa.array([1, 2, None, 1], pa.date32()),
-    pa.array([Decimal(1), None, Decimal("2.5"), Decimal(1)], pa.decimal256(60, 3)),
-    pa.nulls(4),
-    pa.array([True, None, False, True]),
-]
+TYPES = {
+    "float16": pa.array([1.0, 2.0, None, 1.0], pa.float16()),
+    "binary": pa.array([b"ab", b"cd", None, b"ab"], pa.binary(2)),
+    "duration": pa.array([1, 2, None, 1], pa.duration("s")),
+    "time": pa.array([1, 2, None, 1], pa.time32("s")),
+    "date": pa.array([1, 2, None, 1], pa.date32()),
+    "decimal": pa.array([Decimal(1), None, Decimal("2.5"), Decimal(1)], pa.decimal256(60, 3)),
+    "null": pa.nulls(4),
+    "bool": pa.array([True, None, False, True]),
+}
+ARROW_ONLY = {
+    "views": pa.array(["a", None, "b", "a"], pa.string_view()),
+    "dictionary": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+    "numbers": pa.array([7, None, 8, 7]).dictionary_encode(),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 4], ["a", None, "b"]),
+}
+LISTS = {
+    "of views": pa.array([["a"], None, ["b", None], []], pa.list_(pa.string_view())),
+    "of a fixed size": pa.array([["a"], None, ["b"], ["a"]], pa.list_(pa.string(), 1)),
+    "list views": pa.array([["a"], None, ["b"], []], pa.list_view(pa.string())),
+}
 
 
-@pytest.mark.parametrize("values", ODD_TYPES, ids=[str(one.type) for one in ODD_TYPES])
-def test_any_type_of_single_values_is_categorical(tmp_path, values):
-    path = write(tmp_path / "a.parquet", c=values)
-    prepare(SCHEMA, [path], tmp_path / "d", output_ordering="input")
-    ids = np.fromfile(tmp_path / "d" / "train" / "cat_0.bin", np.int8)
-    assert ((ids > 0) == values.is_valid().to_numpy(zero_copy_only=False)).all()
-    assert len(set(ids[ids > 0])) == len({*values.drop_null().to_pylist()})
+@pytest.mark.parametrize("suffix", [".parquet", ".arrows"])
+def test_any_type_of_values_is_categorical(tmp_path, suffix):
+    singles = TYPES if suffix == ".parquet" else TYPES | ARROW_ONLY
+    lists = {} if suffix == ".parquet" else LISTS
+    fields = [*singles, *({"column": name, "max_length": 2} for name in lists)]
+    schema = {"label": "y", "categorical": fields}
+    columns = singles | lists
+    for name in ("d", "plain"):
+        path = write(tmp_path / f"{name}{suffix}", **columns)
+        prepare(schema, [path], tmp_path / name, output_ordering="input")
+        columns |= {
+            name: pa.array(values.to_pylist()) for name, values in (ARROW_ONLY | lists).items()
+        }
+    for place, values in enumerate(singles.values()):
+        ids = np.fromfile(tmp_path / "d" / "train" / f"cat_{place}.bin", np.int8)
+        values = pa.array(values.to_pylist())
+        assert ((ids > 0) == values.is_valid().to_numpy(zero_copy_only=False)).all()
+        assert len(set(ids[ids > 0])) == len({*values.drop_null().to_pylist()})
+    assert contents(tmp_path / "d", ".bin") == contents(tmp_path / "plain", ".bin")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([(1, 2, 3)] * 4, pa.month_day_nano_interval()),
+        pa.UnionArray.from_sparse(pa.array([0] * 4, pa.int8()), [pa.array(["a"] * 4)]),
+    ],
+    ids=["interval", "union"],
+)
+def test_types_without_texts_are_refused_by_name(tmp_path, values):
+    path, schema = write(tmp_path / "a.arrows", c=values), {"label": "y", "categorical": ["c"]}
+    assert refusal(path, tmp_path, schema).startswith(f"{path}: column 'c': expected")
 
 
 @KINDS
@@ -179,15 +197,8 @@ def test_duplicate_names(tmp_path, suffix):
 @KINDS
 def test_names_with_points_and_spaces_are_names(tmp_path, suffix):
     schema = {"label": "y", "numerical": ["a", "a.b", "a.b.c"], "categorical": ["x y", "ä/ö"]}
-    columns = {
-        "y": [0, 1],
-        "a": [1, 2],
-        "a.b": [3, 4],
-        "a.b.c": [5, 6],
-        "x y": [1, 2],
-        "ä/ö": [3, 4],
-    }
-    table = pa.table({**columns, "z": [{"a": 1}, {"a": 2}]})
+    names = ("y", *schema["numerical"], *schema["categorical"])
+    table = pa.table({name: [0, 1] for name in names} | {"z": [{"a": 1}, {"a": 2}]})
     COLUMNAR[suffix][1](table, path := tmp_path / f"a{suffix}", 2)
     prepare(schema, [path], tmp_path / "d")
     assert (tmp_path / "d" / "train" / "numerical.bin").stat().st_size == 12
@@ -224,10 +235,8 @@ def test_damaged_files_are_named(tmp_path, suffix):
         message = refusal(path, tmp_path, restart=True)
         assert message.startswith(f"{path}: no {title} file, or damaged (")
     if suffix != ".arrows":  # which has neither checksums nor compression
-        begin, end = {".orc": (8, len(whole) // 3), ".arrow": (len(whole) // 2,) * 2}.get(
-            suffix, (8, 60)
-        )
-        end = max(end, begin + 52)
+        begin = len(whole) // 2 if suffix == ".arrow" else 8
+        end = max(len(whole) // 3 if suffix == ".orc" else 0, begin + 52)
         path.write_bytes(whole[:begin] + bytes(b ^ 0x5A for b in whole[begin:end]) + whole[end:])
         message = refusal(path, tmp_path, restart=True)
         assert message.startswith((f"{path}: {group} ", f"{path}, {group} ", f"{path}: no {title}"))
@@ -253,50 +262,17 @@ def test_stripes_of_any_compression_are_found(tmp_path, compression):
         counted[1].check()
 
 
-ARROW_ONLY = {
-    "views": pa.array(["a", None, "b", "a"], pa.string_view()),
-    "views in lists": pa.array([["a"], None, ["b", None], []], pa.list_(pa.string_view())),
-    "lists of a fixed size": pa.array([["a"], None, ["b"], ["a"]], pa.list_(pa.string(), 1)),
-    "list views": pa.array([["a"], None, ["b"], []], pa.list_view(pa.string())),
-    "dictionary": pa.array(["a", None, "b", "a"]).dictionary_encode(),
-    "dictionary of numbers": pa.array([7, None, 8, 7]).dictionary_encode(),
-    "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 4], ["a", None, "b"]),
-    "interval": pa.array([(1, 2, 3)] * 4, pa.month_day_nano_interval()),
-    "union": pa.UnionArray.from_sparse(pa.array([0] * 4, pa.int8()), [pa.array(["a"] * 4)]),
-}
-
-
-@pytest.mark.parametrize("case", ARROW_ONLY)
-def test_types_that_only_arrow_has_are_read_or_refused_by_name(tmp_path, case):
-    path, is_list = write(tmp_path / "a.arrows", c=ARROW_ONLY[case]), "list" in case
-    field = {"column": "c", "max_length": 2} if is_list else "c"
-    schema = {"label": "y", "categorical": [field]}
-    if case in ("interval", "union"):
-        assert refusal(path, tmp_path, schema).startswith(f"{path}: column 'c': expected")
-        return
-    prepare(schema, [path], tmp_path / "d")
-    plain = write(tmp_path / "b.parquet", c=pa.array(ARROW_ONLY[case].to_pylist()))
-    prepare(schema, [plain], tmp_path / "e")
-    assert contents(tmp_path / "d") == contents(tmp_path / "e")
-
-
 LABELS = [
-    ({"positive": "1"}, "column y: expected two values, '1' and another, got '0', '1', '2'"),
-    ({"positive": "7"}, "column y: no row has the label '7'; found '0', '1', '2'"),
+    ({"label": {"column": "y", "positive": "1"}}, "column y: expected two values, '1' and another"),
+    ({"label": {"column": "y", "positive": "7"}}, "column y: no row has the label '7'; found '0'"),
+    ({"time": {"column": "t", "zone": "Mars"}}, "time t: zone: expected the name of a time zone"),
 ]
 
 
-@pytest.mark.parametrize(("label", "message"), LABELS)
-def test_labels_that_are_not_as_the_schema_says(tmp_path, label, message):
-    path = write(tmp_path / "a.parquet", y=[0, 1, 1, 2])
-    found = refusal(path, tmp_path, SCHEMA | {"label": {"column": "y", **label}})
-    assert found.startswith(f"{path}: {message}")
-
-
-def test_a_time_zone_that_is_not_known(tmp_path):
-    schema = SCHEMA | {"time": {"column": "t", "zone": "Mars"}}
-    found = refusal(write(tmp_path / "a.parquet"), tmp_path, schema)
-    assert "time t: zone: expected the name of a time zone" in found
+@pytest.mark.parametrize(("entry", "message"), LABELS)
+def test_what_no_row_fits_is_named(tmp_path, entry, message):
+    found = refusal(write(tmp_path / "a.parquet", y=[0, 1, 1, 2]), tmp_path, SCHEMA | entry)
+    assert message in found
 
 
 def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
@@ -342,15 +318,10 @@ BAD_LINES = {
 
 @pytest.mark.parametrize("case", BAD_LINES)
 def test_a_bad_line_of_json_is_named(tmp_path, case):
+    gc.collect()  # finalizers of others would meet the depth of a line
     line, problem = BAD_LINES[case]
     path = write_json(tmp_path / "a.jsonl", row(), row(y=1), line, row())
     check_bad_row(SCHEMA, path, f"{path}, line 3", problem, tmp_path / "d")
-
-
-def test_a_column_that_no_line_has_is_named(tmp_path):
-    lines = [{k: v for k, v in row().items() if k != "c"}] * 2
-    path = write_json(tmp_path / "a.jsonl", *lines)
-    assert refusal(path, tmp_path).startswith(f"{path}: no column 'c'; the columns are y, x, i")
 
 
 def test_a_bad_row_of_csv_is_put_aside_as_it_is(tmp_path):
@@ -367,29 +338,6 @@ def test_a_bad_row_of_csv_is_put_aside_as_it_is(tmp_path):
     assert third.startswith(f"{path}, line 8\tcolumn i: expected an integer of 64 bits, got 'x'\t")
     assert end == ""
     assert (tmp_path / "d" / "train" / "label.bin").stat().st_size == 3
-
-
-def test_folders_say_columns_of_any_kind_of_file(tmp_path):
-    schema = {"label": "y", "numerical": ["x"], "categorical": ["day", "land"]}
-    made = {}
-    for kind in ("parquet", "csv", "jsonl"):
-        for day, land in (("1", "a%2Fb"), ("2", "__HIVE_DEFAULT_PARTITION__")):
-            folder = tmp_path / kind / f"day={day}" / f"land={land}"
-            folder.mkdir(parents=True)
-            path = folder / f"part.{kind}"
-            if kind == "parquet":
-                pq.write_table(pa.table({"y": [0, 1], "x": [1, 2]}), path)
-            elif kind == "csv":
-                path.write_text("y,x\n0,1\n1,2\n")
-            else:
-                write_json(path, {"y": 0, "x": 1}, {"y": 1, "x": 2})
-        prepare(schema, [tmp_path / kind], tmp_path / f"{kind}.d", output_ordering="input")
-        made[kind] = contents(tmp_path / f"{kind}.d", ".bin")
-    assert made["parquet"]["train/cat_0.bin"] == bytes([1, 1, 2, 2])
-    assert made["parquet"]["train/cat_1.bin"] == bytes([1, 1, 0, 0])
-    assert made["parquet"] == made["csv"] == made["jsonl"]
-    for kind in made:  # whose names are texts, such as 1.10, even beside JSON
-        assert Transform.load(tmp_path / f"{kind}.d" / "transform").kinds == ("text", "text")
 
 
 def test_names_of_folders_that_are_no_utf_8_are_named(tmp_path):

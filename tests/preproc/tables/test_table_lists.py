@@ -69,12 +69,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize(
+    ("case", "kind"), [*((case, "parquet") for case in BAD), ("text", "jsonl")]
+)
 def test_a_bad_list_is_named_and_can_be_put_aside(tmp_path, case, kind):
     columns, problem = BAD[case]
-    if kind == "jsonl" and case == "nan":
-        problem = problem.partition(", got")[0]
     rows = {"tags": [["b", "a"], [], [], ["c", None]], "w": [[1.0, 2.0], [], [], [1.0, 2.0]]}
     for name, values in columns.items():
         rows[name] = [values[0][:2], *values[1:]] if name in rows else values
@@ -85,19 +84,12 @@ def test_a_bad_list_is_named_and_can_be_put_aside(tmp_path, case, kind):
     check_bad_row(schema, path, where, f"column {problem}", tmp_path / "d", **TEST)
 
 
-TYPES = {
-    "a value": ({"items": [1, 2, 3, 4]}, "'items': expected a list of values a row, got the type"),
-    "a weight": ({"w": [1.0, 2.0, 3.0, 4.0]}, "'w': expected a list of values a row, got the type"),
-}
-
-
-@pytest.mark.parametrize("case", TYPES)
-def test_lists_and_values_are_told_apart(tmp_path, case):
-    columns, problem = TYPES[case]
-    path = write(tmp_path / "a.parquet", **columns)
-    with pytest.raises((ValueError, TaskError)) as failed:
+@pytest.mark.parametrize(("name", "value"), [("items", 1), ("w", 1.0)])
+def test_lists_and_values_are_told_apart(tmp_path, name, value):
+    path = write(tmp_path / "a.parquet", **{name: [value] * 4})
+    message = f"{path}: column '{name}': expected a list of values a row, got the type"
+    with pytest.raises((ValueError, TaskError), match=message):
         prepare(SCHEMA, [path], tmp_path / "d", **TEST)
-    assert str(failed.value).startswith(f"{path}: column {problem}")
 
 
 def test_null_lists_of_a_fixed_size_are_read_in_memory_and_refused_in_parquet(tmp_path):
@@ -127,12 +119,12 @@ def drawn(rows=9000):
 
 def test_row_groups_change_nothing(tmp_path):
     columns, written = drawn(), []
-    for size, part in ((9000, None), (700, None), (300, 9000)):
+    for size, part in ((9000, None), (300, 9000)):
         pq.write_table(pa.table(columns), tmp_path / f"{size}.parquet", row_group_size=size)
         options = {"test_fraction": 0.5, "validation_fraction": 0.1, "split_bytes": part}
         prepare(SCHEMA, [tmp_path / f"{size}.parquet"], tmp_path / str(size), **options)
         written.append(contents(tmp_path / str(size), ".bin"))
-    assert written[0] == written[1] == written[2]
+    assert written[0] == written[1]
     starts = np.frombuffer(written[0]["test/cat_0.starts.bin"], "<i8")
     lengths = np.frombuffer(written[0]["test/cat_0.lengths.bin"], "i1")
     assert starts.tolist() == [0, lengths[:4096].sum(), lengths.sum()]
@@ -161,13 +153,8 @@ def test_a_dataset_goes_back_to_parquet_and_again_to_the_same_bytes(prepared, tm
     values = dict(enumerate(dictionary_of(prepared, 0), 1))
     ids = lists(prepared, "test", "tags")[0]
     assert decoded["tags"].to_pylist() == [[values.get(i) for i in row] for row in ids]
-    prepare(
-        SCHEMA,
-        files["train"],
-        tmp_path / "d",
-        others={"test": files["test"]},
-        **{"output_ordering": "input"},
-    )
+    others = {"test": files["test"]}
+    prepare(SCHEMA, files["train"], tmp_path / "d", others=others, output_ordering="input")
     for split in names:
         again, before = (contents(p / split, "lengths.bin") for p in (tmp_path / "d", prepared))
         assert again == before
@@ -194,21 +181,13 @@ def test_the_report_says_how_long_lists_are(prepared):
     assert "quantiles of lengths" in page
 
 
-def test_the_specification_names_lists_and_their_pooling(prepared):
-    facts = yaml.safe_load((prepared / "feature_spec.yaml").read_text())["source_spec"]
-    types = [chunk["type"] for chunk in facts["train"]]  # NVIDIA's reader refuses the second
-    assert {*types} == {"split_binary", "split_binary_list"}
-    assert FeatureSpec.load(prepared).lists["items"].pooling == "mean"
-
-
 def test_nvidias_binary_format_has_no_lists(tmp_path):
     with pytest.raises(ValueError, match=r"--output_format binary: expected a schema without list"):
         prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", output_format="binary")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_draft_has_list_fields(tmp_path, kind):
-    path = write(tmp_path / f"a.{kind}", tags=[["b", "a", "b"], [], None, ["c", "a"]])
+def test_a_draft_has_list_fields(tmp_path):
+    path = write(tmp_path / "a.jsonl", tags=[["b", "a", "b"], [], None, ["c", "a"]])
     made = draft(batches_of(find_tables([path]), TextFormat()), "y")
     fields = {field.column: field for field in made.schema.categorical}
     assert (fields["tags"].max_length, fields["items"].max_length) == (3, 4)
@@ -218,20 +197,19 @@ def test_a_draft_has_list_fields(tmp_path, kind):
     assert Schema.from_dict(yaml.safe_load(made.text())) == made.schema
 
 
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ({"keep": "first"}, "keep: expected max_length too"),
-        ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
-        ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
-        ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, attention,"),
-        ({"max_length": 5, "weights": "y"}, "columns used twice: y"),
-    ],
-)
+WRONG = [
+    ({"keep": "first"}, "keep: expected max_length too"),
+    ({"max_length": 1 << 31}, "max_length: expected 1 to 2147483645, got 2147483648"),
+    ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
+    ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, attention,"),
+    ({"max_length": 5, "weights": "y"}, "columns used twice: y"),
+]
+
+
+@pytest.mark.parametrize(("entry", "problem"), WRONG)
 def test_a_wrong_list_field_is_named(entry, problem):
-    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
+    with pytest.raises(ValueError, match=problem):
         Schema.from_dict({"label": "y", "categorical": [{"column": "t", **entry}]})
-    assert problem in str(failed.value)
 
 
 def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):
@@ -243,5 +221,7 @@ def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):
     assert lists(tmp_path / "d", "train", "items") == [[1], [3, 1], [], [2, 2, 2, 1]]
     assert (tmp_path / "d/train/cat_1.bin").read_bytes() == bytes([1, 2, 1, 3])
     spec = FeatureSpec.load(tmp_path / "d")
-    assert spec.lists["items"].pooling == "mean"
-    assert spec.num_rows("test") == 0
+    assert (spec.lists["items"].pooling, spec.num_rows("test")) == ("mean", 0)
+    facts = yaml.safe_load((tmp_path / "d" / "feature_spec.yaml").read_text())["source_spec"]
+    types = {chunk["type"] for chunk in facts["train"]}
+    assert types == {"split_binary", "split_binary_list"}  # NVIDIA's reader refuses the second
