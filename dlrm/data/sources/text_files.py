@@ -153,7 +153,8 @@ class _RangeReader:
         return self._file.tell()
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left))
+        # The end of a range is read with what comes before it.
+        data = self._file.read(self._left if self._left < size + size // 8 else size)
         self._left -= len(data)
         return data
 
@@ -182,24 +183,29 @@ def read_plain(paths: Sequence[Path]) -> list[bytes] | None:
     return [c if c.endswith(b"\n") or not c else c + b"\n" for c in contents]
 
 
-def is_plain(block: bytes) -> bool:
-    """Returns whether a block is UTF-8, without NUL, and with returns only before line feeds."""
-    if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
+def has_lone_returns(block: bytes) -> bool:
+    """Returns whether a return of a block does not stand before a line feed."""
+    return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
+
+
+def is_utf_8(block: bytes) -> bool:
+    """Returns whether a block is UTF-8."""
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
         return False
-    if not block.isascii():
-        try:
-            block.decode()
-        except UnicodeDecodeError:
-            return False
     return True
 
 
 def read_blocks(
     path: Path,
     block_bytes: int,
-    encoding: str | None = None,
-    compression: str | None = None,
-    within: ByteRange | None = None,
+    encoding: str | None,
+    compression: str | None,
+    within: ByteRange | None,
+    line: Callable[[], int],
 ) -> Iterator[bytes]:
     """Yields a text file in UTF-8, in blocks of whole lines.
 
@@ -207,29 +213,28 @@ def read_blocks(
         block_bytes: approximate size of a block, which has at least one line.
         encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
         within: the lines to read; None is all.
+        line: returns the number of lines of the file that have been read, for messages.
 
     Raises:
         ValueError: a line is longer than `LONGEST_LINE`, the file is not in the encoding, or its
             archive is damaged; the message has the file, and the line if it is known.
     """
-    rest, lines, begins = b"", 0 if within is None else within.lines, not (within and within.begin)
+    rest, begins = b"", not (within and within.begin)
     opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
-    with opened as file, archive_named(path, lambda: lines):
+    with opened as file, archive_named(path, line):
         other = other_encoding(encoding)
-        line = lambda: lines + rest.count(b"\n")  # noqa: E731
-        decoded = _decoded(path, file, block_bytes, other, line, begins)
-        for block in decoded:
-            if end := block.rfind(b"\n") + 1:  # copied once
-                whole, rest = b"".join((rest, memoryview(block)[:end])), block[end:]
+        for block in _decoded(path, file, block_bytes, other, line, begins):
+            if end := block.rfind(b"\n") + 1:  # copied once, if at all
+                whole = b"".join((rest, memoryview(block)[:end])) if rest else block[:end]
+                rest = block[end:]
             else:
                 rest += block
                 end = _end_of_lines(rest)
                 whole, rest = rest[:end], rest[end:]
             if whole:
                 yield whole
-                lines += whole.count(b"\n")
             if len(rest) > LONGEST_LINE:
-                raise too_long(path, lines + 1)
+                raise too_long(path, line() + 1)
         if rest:
             yield rest
 

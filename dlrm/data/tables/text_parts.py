@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dlrm.data.sources import native
 from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError
 from dlrm.data.sources.row_error import LEAVES_OUT, LineError
 from dlrm.data.sources.text_files import ByteRange, compression_of, count_lines, other_encoding
@@ -279,7 +278,7 @@ def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
         return []
     names: tuple[str, ...] = ()
     if file.kind.delimited:
-        if native.host is None or text.escape not in (None, NONE):
+        if text.escape not in (None, NONE):
             return []
         names = tuple(file.kind.names(file.path, text))
         if len(names) < 2 or any("\n" in name or "\r" in name for name in names):

@@ -1,9 +1,9 @@
 """Files of JSON lines, whose rows become columns of text; numbers keep their text."""
 
 import io
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +14,12 @@ from dlrm.data.sources import native
 from dlrm.data.sources.csv_rows import Reading, Spans, array_of_cells
 from dlrm.data.sources.row_error import LineError
 from dlrm.data.sources.text_files import (
-    LONGEST_LINE,
-    archive_named,
-    is_plain,
+    has_lone_returns,
+    is_utf_8,
     not_utf_8,
-    open_text,
-    other_encoding,
     read_blocks,
     read_plain,
-    too_long,
     without_mark,
-    wrong_encoding,
 )
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
@@ -50,14 +45,12 @@ class JsonLines(Text):
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns of the first 1,000 rows."""
-        first = Reading(replace(text, chunk_rows=_FIRST_ROWS), columns=())
-        return next((block.names for block in _Rows(path, first).of_file()), [])
+        return _Rows(path, Reading(text, columns=())).first_names()
 
     def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
         text, columns, rows = reading.text, reading.columns, _Rows(path, reading)
-        is_utf_8 = other_encoding(text.encoding) is None
-        for block in rows.of_blocks() if is_utf_8 else rows.of_file():
+        for block in rows.of_file():
             if isinstance(block, JsonRows):
                 names, lines = block.names, np.array(block.lines, np.int64)
                 cells: list[Column] = [
@@ -160,7 +153,7 @@ class JsonCells(NamedTuple):
         return array if self.distinct else array.dictionary_decode()
 
 
-def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonCells]:
+def _cells_of(block: native.JsonBlock, distinct: Collection[str]) -> dict[str, JsonCells]:
     """Returns the columns that were kept, of which some may stay indices."""
     cells = {}
     for name, column in zip(block.names, block.columns, strict=False):
@@ -191,34 +184,32 @@ class _Rows:
         self._names: dict[str, int] = {}
         self._line = 0  # lines that have been read
 
-    def of_file(self) -> Iterator[JsonRows]:
-        """Yields all rows, in the encoding, the compression and the size of the format."""
-        text = self._reading.text
-        with (
-            open_text(self._path, text.encoding, text.compression) as file,
-            archive_named(self._path, lambda: self._line),
-        ):
-            lines = iter(lambda: _line(file, self._path, self._line, text.encoding), "")
-            yield from self._of_lines(lines, text.chunk_rows)
+    def first_names(self) -> list[str]:
+        """Returns the columns of the first 1,000 rows."""
+        lines = itertools.chain.from_iterable(map(_lines_of, self._blocks()))
+        return next(self._of_lines(lines, _FIRST_ROWS)).names
 
-    def of_blocks(self) -> Iterator[JsonRows | native.TextBlock]:
-        """Yields the rows of a file in UTF-8, most of them read by the compiled host code."""
-        text, within = self._reading.text, self._reading.within
-        self._line = 0 if within is None else within.lines
-        for block in read_blocks(self._path, _BLOCK_BYTES, None, text.compression, within):
+    def of_file(self) -> Iterator[JsonRows | native.JsonBlock]:
+        """Yields all rows, most of them read by the compiled host code."""
+        for block in self._blocks():
             if (read := self.read_block(block)) is not None:
                 yield read
             else:
-                lines = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
-                yield from self._of_lines(lines, text.chunk_rows)
+                yield from self._of_lines(_lines_of(block), self._reading.text.chunk_rows)
         yield JsonRows(list(self._names), [], [])
 
-    def read_block(self, block: bytes) -> native.TextBlock | None:
+    def _blocks(self) -> Iterator[bytes]:
+        text, within = self._reading.text, self._reading.within
+        self._line = 0 if within is None else within.lines
+        place = text.encoding, text.compression, within, lambda: self._line
+        return read_blocks(self._path, _BLOCK_BYTES, *place)
+
+    def read_block(self, block: bytes) -> native.JsonBlock | None:
         """Returns the rows of a block if they have nothing that needs a decision."""
         wanted, lists, numbers = self._reading.columns, self._reading.lists, self._reading.numbers
-        if native.host is None or wanted is None or (lists and not set(lists).isdisjoint(wanted)):
+        if wanted is None or (lists and not set(lists).isdisjoint(wanted)):
             return None
-        if not is_plain(block):
+        if b"\0" in block or has_lone_returns(block) or not is_utf_8(block):
             return None
         if not self._names:
             self._names |= dict.fromkeys(_first_names(block), 0)
@@ -229,7 +220,7 @@ class _Rows:
             for i in of_numbers:
                 kept[i] = native.NUMBERS
             read = native.read_json(block, names, kept)
-            if read.outcome != native.ROWS:
+            if not read.decided:
                 return None
             self._names |= dict.fromkeys(read.names, 0)
             if set(read.names[len(names) :]).isdisjoint(wanted):
@@ -249,8 +240,6 @@ class _Rows:
             self._line += 1
             self._spans.read += 1
             number = self._line
-            if len(line) == LONGEST_LINE and not line.endswith("\n"):
-                raise too_long(path, number)
             if not line.strip():
                 continue
             if number == 1 and line.lstrip()[0] == "[" and problems is None:
@@ -284,11 +273,8 @@ def _first_names(block: bytes) -> list[str]:
     return [] if any(map(not_utf_8, names)) else names
 
 
-def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
-    try:
-        return file.readline(LONGEST_LINE)
-    except UnicodeError as error:
-        raise wrong_encoding(path, number, encoding, error) from None
+def _lines_of(block: bytes) -> Iterable[str]:
+    return io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
 
 
 def _row(line: str, number: int, reading: Reading) -> dict[str, Cell]:
