@@ -77,10 +77,8 @@ class FilePart(NamedTuple):
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
-        opened = self._open()
-        groups = [opened.group(number) for number in range(self.begin, self.end)]
-        begin, end = min(group.begin for group in groups), max(group.end for group in groups)
-        crc = 0
+        places = self._places()
+        begin, end, crc = min(places)[0], max(end for _, end in places), 0
         with open(self.path, "rb") as file:
             file.seek(begin)
             while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
@@ -109,10 +107,12 @@ class FilePart(NamedTuple):
         size = os.path.getsize(self.path)
         if self._kind is not PARQUET:
             return [(self.path, 0, size)]
+        places = [(0, 4), (footer_begin(self.path), size), *self._places()]
+        return [(self.path, begin, end) for begin, end in places]
+
+    def _places(self) -> list[tuple[int, int]]:
         opened = self._open()
-        groups = [opened.group(number) for number in range(self.begin, self.end)]
-        ends = [(self.path, 0, 4), (self.path, footer_begin(self.path), size)]
-        return [*ends, *((self.path, group.begin, group.end) for group in groups)]
+        return [opened.place(number) for number in range(self.begin, self.end)]
 
     @property
     def _kind(self) -> Columnar:
@@ -220,7 +220,7 @@ def joined(
 
 def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
     """Returns the group of a row, and its number there, from that after the begin of a group."""
-    while row >= (rows := opened.group(group).rows):
+    while row >= (rows := opened.rows(group)):
         group, row = group + 1, row - rows
     return group, row
 
@@ -251,13 +251,13 @@ def parts_of_file(
     opened = kind.open(path, file.path)
     begin, size, rows, of_file = 0, 0, 0, 0
     for group in range(opened.num_groups):
-        facts = opened.group(group)
-        size += facts.end - facts.begin
-        rows += facts.rows
+        place = opened.place(group)
+        size += place[1] - place[0]
+        rows += kind.rows(opened, file.path, group)
         if size >= part_bytes or group + 1 == opened.num_groups:
-            place = (number, begin, group + 1, 0, of_file, rows, size)
+            facts = (number, begin, group + 1, 0, of_file, rows, size)
             yield FilePart(
-                str(path), str(file.path), *place, partition, copy is not None, kind=kind.name
+                str(path), str(file.path), *facts, partition, copy is not None, kind=kind.name
             )
             of_file += rows
             begin, size, rows = group + 1, 0, 0
