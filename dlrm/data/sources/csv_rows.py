@@ -22,7 +22,6 @@ from dlrm.data.sources.text_files import (
     not_utf_8,
     open_text,
     read_blocks,
-    read_plain,
     too_long,
     unpacked_name,
 )
@@ -152,38 +151,6 @@ def marks_of(path: Path, text: TextFormat) -> Marks:
     """Returns the characters of a file."""
     quote = None if text.quote == NONE else text.quote or '"'
     return Marks(delimiter_of(path, text), quote, None if text.escape == NONE else text.escape)
-
-
-def read_together(paths: Sequence[Path], reading: Reading) -> tuple[Chunk, list[int]] | None:
-    """Returns the rows of small files with the same header, and the number of each file's rows.
-
-    None if they have to be read one by one.
-    """
-    text, (marks, *others) = reading.text, {marks_of(path, reading.text) for path in paths}
-    if marks.escape is not None or others or not has_header(text):
-        return None
-    if (contents := read_plain(paths)) is None or not all(contents):
-        return None
-    header = contents[0][: contents[0].index(b"\n") + 1]
-    if not header.isascii() or not all(content.startswith(header) for content in contents):
-        return None
-    head = native.read_csv_head(header, marks, True)
-    names = [name.strip() for name in text.columns or head.cells]
-    if head.outcome != native.ROWS or len(names) < 2 or not head.cells:
-        return None
-    bodies = [content[len(header) :] for content in contents]
-    block = b"".join(bodies)
-    if has_lone_returns(block) or not is_utf_8(block):
-        return None
-    split = native.read_csv(block, marks, True, True, True, _kept(names, reading))
-    if split.outcome != native.ROWS or split.bad:
-        return None
-    ends = np.cumsum([body.count(b"\n") for body in bodies])  # lines before those of the next file
-    lines, begins = split.lines, ends - np.diff(ends, prepend=0)
-    file = np.searchsorted(ends, lines)
-    rows = np.bincount(file, minlength=len(paths)).tolist()
-    columns = _columns_of(split.columns, names, reading.numbers)
-    return Chunk(names, lines - begins[file] + 1, columns), rows
 
 
 class _Rows:

@@ -242,8 +242,10 @@ def compiled() -> Any:
     """Returns `host`, which files are read with.
 
     Raises:
-        RuntimeError: it is missing.
+        ValueError: it is missing.
     """
     if host is None:
-        raise RuntimeError(f"dlrm._host reads logs, CSV and JSON lines, but {why_no_host}")
+        raise ValueError(
+            f"expected the compiled dlrm._host, which reads logs, CSV and JSON lines: {why_no_host}"
+        )
     return host

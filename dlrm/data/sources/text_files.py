@@ -4,10 +4,9 @@ import bz2
 import codecs
 import gzip
 import io
-import itertools
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -172,15 +171,6 @@ def count_lines(path: Path, within: ByteRange) -> int:
         while block := file.read(_PACKED_BYTES):
             lines += block.count(b"\n")
     return lines
-
-
-def read_plain(paths: Sequence[Path]) -> list[bytes] | None:
-    """Returns the content of small files, of whole lines; None if one is compressed or marked."""
-    special = (*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)
-    contents = [path.read_bytes() for path in paths]
-    if any(content.startswith(special) for content in contents):
-        return None
-    return [c if c.endswith(b"\n") or not c else c + b"\n" for c in contents]
 
 
 def has_lone_returns(block: bytes) -> bool:

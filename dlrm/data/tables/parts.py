@@ -14,6 +14,7 @@ from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
 
 _BLOCK_BYTES = 1 << 20
+_ROWS_AT_ONCE = 1 << 14  # of several files
 
 
 class FilePart(NamedTuple):
@@ -78,21 +79,13 @@ class FilePart(NamedTuple):
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
         places = self._places()
-        begin, end, crc = min(places)[0], max(end for _, end in places), 0
-        with open(self.path, "rb") as file:
-            file.seek(begin)
-            while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
-                crc, begin = zlib.crc32(block, crc), begin + len(block)
-        return crc
+        return checksum(self.path, min(places)[0], max(end for _, end in places))
 
     def check(self) -> None:
         """Raises ValueError if the groups have changed since they were counted."""
         if self.crc is not None and (crc := self.checksum()) != self.crc:
-            raise ValueError(
-                f"{self.source}: expected CRC-32 {self.crc:08x} of {self._kind.group}s "
-                f"{self.begin} to {self.end - 1}, as when they were counted, got {crc:08x}: the "
-                "file has changed; --restart begins anew"
-            )
+            groups = f"{self._kind.group}s {self.begin} to {self.end - 1}"
+            raise changed(self.source, self.crc, groups, crc)
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
@@ -124,17 +117,35 @@ class FilePart(NamedTuple):
         return self._kind.open(self.path, self.source)
 
 
-class JoinedPart(NamedTuple):
-    """Parts of small files, which one task reads; see `FilePart`."""
+def checksum(path: str | Path, begin: int, end: int) -> int:
+    """Returns the CRC-32 of bytes of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
+            crc, begin = zlib.crc32(block, crc), begin + len(block)
+    return crc
 
-    parts: Sequence[FilePart]
+
+def changed(source: str, expected: int, content: str, got: int) -> ValueError:
+    """Returns the error for a file that has changed."""
+    return ValueError(
+        f"{source}: expected CRC-32 {expected:08x} of {content}, as when they were counted, got "
+        f"{got:08x}: the file has changed; --restart begins anew"
+    )
+
+
+class JoinedPart(NamedTuple):
+    """Parts of small files, which one task reads; see `FilePart` and `TextPart`."""
+
+    parts: Sequence[Any]
     first_row: int = 0
     crc: list[int] | None = None
 
     @property
     def staged(self) -> bool:
         """Returns whether batches have the column `PROBLEM`."""
-        return False
+        return self.parts[0].staged
 
     @property
     def file(self) -> int:
@@ -156,7 +167,7 @@ class JoinedPart(NamedTuple):
         """Bytes to read."""
         return sum(part.size for part in self.parts)
 
-    def _part(self, row: int) -> tuple[FilePart, int]:
+    def _part(self, row: int) -> tuple[Any, int]:
         for part in self.parts:
             if row < part.rows:
                 return part, row
@@ -192,30 +203,61 @@ class JoinedPart(NamedTuple):
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, some at a time."""
-        for part in self.parts:
-            yield from part.read(columns)
+        """Yields the rows, those of several files together; see `FilePart` and `TextPart`."""
+        found: list[dict[str, Any]] = [{} for _ in self.parts]
+        batches = (
+            batch
+            for part, of_part in zip(self.parts, found, strict=True)
+            for batch in part.read(columns, of_part)
+        )
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            rows = sum(one.num_rows for one in waiting)
+            if waiting and (rows >= _ROWS_AT_ONCE or waiting[0].schema != batch.schema):
+                yield _together(waiting)
+                waiting = []
+            waiting.append(batch)
+        if waiting:
+            yield _together(waiting)
+        numbers = [set(of_part["numbers"]) for of_part in found if "numbers" in of_part]
+        if facts is not None and numbers:
+            facts["numbers"] = sorted(set.intersection(*numbers))
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+    return table.to_batches()[0]
 
 
 def joined(
-    parts: Sequence[FilePart], part_bytes: int, groups: Sequence[Any]
-) -> list[FilePart | JoinedPart]:
+    parts: Sequence[Any], sizes: Sequence[int], part_bytes: int, groups: Sequence[Any]
+) -> list[list[Any]]:
     """Returns parts, of which consecutive small ones of other files are together.
 
     Args:
-        part_bytes: approximate maximum size of a part.
+        sizes: those of the parts.
+        part_bytes: approximate maximum size of parts that are together.
         groups: files in one part have the same of these.
     """
-    made: list[list[FilePart]] = []
-    for part in parts:
-        last = made[-1] if made else []
-        size = sum(one.size for one in last) + part.size
-        follows = last and size <= part_bytes and groups[last[0].file] == groups[part.file]
-        if follows and not part.staged:
-            last.append(part)
+    made: list[list[Any]] = []
+    together = 0
+    for part, size in zip(parts, sizes, strict=True):
+        last = made[-1][0] if made else part
+        follows = made and together + size <= part_bytes and groups[last.file] == groups[part.file]
+        if follows:
+            made[-1].append(part)
         else:
             made.append([part])
-    return [of_one[0] if len(of_one) == 1 else JoinedPart(of_one) for of_one in made]
+            together = 0
+        together += size
+    return made
+
+
+def part_of(parts: Sequence[Any]) -> Any:
+    """Returns parts as one."""
+    return parts[0] if len(parts) == 1 else JoinedPart(parts)
 
 
 def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:

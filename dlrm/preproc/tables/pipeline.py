@@ -24,10 +24,9 @@ from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import FilePart, JoinedPart, joined, parts_of_file
+from dlrm.data.tables.parts import FilePart, JoinedPart, joined, part_of, parts_of_file
 from dlrm.data.tables.text_parts import (
     Measured,
-    Origin,
     TextColumns,
     TextPart,
     copy,
@@ -161,18 +160,18 @@ def _parts(run: PreparationRun, inputs: InputFiles) -> list[Part]:
 
 def _stored(part: Part) -> list[Any]:
     """Returns a part as JSON."""
-    if isinstance(part, TextPart):
-        return ["text", [[number for number, _ in part.files], *part[2:]]]
-    return ["joined", list(part.parts)] if isinstance(part, JoinedPart) else ["file", part]
+    if isinstance(part, JoinedPart):
+        return ["joined", list(map(_stored, part.parts))]
+    return ["text", [part.file, *part[3:]]] if isinstance(part, TextPart) else ["file", part]
 
 
 def _restored(kind: str, values: Any, files: Sequence[TableFile], how: TextColumns) -> Part:
-    if kind == "text":
-        numbers, within, names, origins, *others = values
-        of_part = [(number, files[number]) for number in numbers]
-        lines = within and ByteRange(*within)
-        return TextPart(of_part, how, lines, names, [Origin(*one) for one in origins], *others)
-    return JoinedPart([FilePart(*v) for v in values]) if kind == "joined" else FilePart(*values)
+    if kind == "joined":
+        return JoinedPart([_restored(*one, files, how) for one in values])
+    if kind == "file":
+        return FilePart(*values)
+    number, within, *others = values
+    return TextPart(files[number], number, how, within and ByteRange(*within), *others)
 
 
 def _found(run: PreparationRun, inputs: InputFiles, how: TextColumns) -> Iterator[Part]:
@@ -191,14 +190,15 @@ def _found(run: PreparationRun, inputs: InputFiles, how: TextColumns) -> Iterato
     groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
     if isinstance(kind, Text):
         with run.stage("lines") as stage:
-            parts = list(_text_parts(run, numbered, how, max(part_bytes, _LEAST_TEXT), groups))
-            stage.rows, stage.size = sum(part.rows for part in parts), size
-        yield from parts
+            found = list(_text_parts(run, numbered, how, max(part_bytes, _LEAST_TEXT), groups))
+            stage.rows, stage.size = sum(part.rows for part in found), size
+        yield from found
         return
     for file in files:
         check_columns(file.path, file.columns(options.format), how.columns)
     of_files = (parts_of_file(number, file, part_bytes) for number, file in numbered)
-    yield from joined([*itertools.chain.from_iterable(of_files)], part_bytes, groups)
+    parts = [*itertools.chain.from_iterable(of_files)]
+    yield from map(part_of, joined(parts, [part.size for part in parts], part_bytes, groups))
 
 
 def _text_parts(
@@ -208,14 +208,15 @@ def _text_parts(
     part_bytes: int,
     groups: Sequence[Any],
 ) -> Iterator[Part]:
-    parts = text_parts(files, how, part_bytes, groups)
-    measured = list(run.engine.map(measure, parts))
+    parts = text_parts(files, how, part_bytes)
+    together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
+    measured = list(itertools.chain.from_iterable(run.engine.map(measure, together)))
     undecided = {part.file for part, found in zip(parts, measured, strict=True) if found is None}
     folder, lines = run.work.folder("copies"), dict[int, int]()
     copies = {
         part.file: (part._replace(within=None, names=()), str(folder / f"{part.file}.arrow"))
         for part in parts
-        if part.file in undecided or part.is_alone(part_bytes)
+        if part.file in undecided or (part.within is None and part.text_size > part_bytes)
     }
     copied = dict(zip(copies, run.engine.map(_copy, [*copies.values()]), strict=True))
     if copied:
@@ -225,23 +226,26 @@ def _text_parts(
     for note in [note for one in found for note in one.notes][:_MOST_NOTES]:
         run.say(note)
     names = {name for one in found for name in one.names}
-    if any(sum(one.rows) for one in found):
+    if any(one.rows for one in found):
         missing = [name for name in how.columns if name not in names]
         check_columns(files[0][1].path, found[0].names, missing)
-    for part, one in zip(parts, measured, strict=True):
-        if part.file in copied:
-            if part.file in copies and any(copied[part.file].rows):
-                copy_of = Path(copies.pop(part.file)[1]), ARROW
-                yield from parts_of_file(part.file, part.files[0][1], part_bytes, copy_of)
-            continue
-        assert one is not None
-        rows = zip(part.files, one.rows, strict=True)
-        origins = [Origin(str(file.path), number, count) for (number, file), count in rows]
-        if part.within is not None:
-            before = lines.get(part.file, 0)
-            part = part._replace(within=part.within._replace(lines=before))
-            lines[part.file] = before + one.lines
-        yield part._replace(origins=origins)
+    known = iter(measured)
+    for group in together:
+        made: list[TextPart] = []
+        for part, one in zip(group, known, strict=False):
+            if part.file in copied:
+                if part.file in copies and copied[part.file].rows:
+                    copy_of = Path(copies.pop(part.file)[1]), ARROW
+                    yield from parts_of_file(part.file, part.table, part_bytes, copy_of)
+                continue
+            assert one is not None
+            if part.within is not None:
+                before = lines.get(part.file, 0)
+                part = part._replace(within=part.within._replace(lines=before))
+                lines[part.file] = before + one.lines
+            made.append(part._replace(rows=one.rows))
+        if made:
+            yield part_of(made)
 
 
 def _copy(item: tuple[TextPart, str]) -> Measured:

@@ -11,7 +11,6 @@ from dlrm.data.sources.csv_rows import (
     check_names,
     delimiter_hint,
     read_csv,
-    read_together,
 )
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
@@ -44,13 +43,6 @@ class Csv(Text):
             if hint := delimiter_hint(path, reading.text):
                 raise ValueError(f"{error}{hint}") from error
             raise
-
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files; see `Text.read_together`."""
-        read = read_together(paths, reading)
-        return None if read is None else (_rows_of(read[0]), read[1])
 
     def array(
         self,

@@ -3,7 +3,7 @@
 import io
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from dlrm.data.sources.text_files import (
     is_utf_8,
     not_utf_8,
     read_blocks,
-    read_plain,
     without_mark,
 )
 from dlrm.data.sources.text_format import TextFormat
@@ -65,21 +64,6 @@ class JsonLines(Text):
                 some = slice(begin, begin + text.chunk_rows)
                 cells = [(name, column.rows(some)) for name, column in columns_of_block.items()]
                 yield block.names, block.lines[some], cells
-
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files; see `Text.read_together`."""
-        if (contents := read_plain(paths)) is None:
-            return None
-        if (block := _Rows(paths[0], reading).read_block(b"".join(contents))) is None:
-            return None
-        ends = np.cumsum([content.count(b"\n") for content in contents])
-        file = np.searchsorted(ends, block.lines)
-        begins = ends - np.diff(ends, prepend=0)
-        cells: list[Column] = [*_cells_of(block, reading.distinct).items()]
-        rows_of = np.bincount(file, minlength=len(paths)).tolist()
-        return (block.names, block.lines - begins[file], cells), rows_of
 
     def array(
         self,

@@ -30,15 +30,6 @@ class Text(Kind):
         """
         raise NotImplementedError
 
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files in UTF-8, and the number of each file's rows.
-
-        None if they have to be read one by one, as when one of them is bad.
-        """
-        return None
-
     def array(
         self,
         name: str,
