@@ -144,8 +144,8 @@ def read_json(text: bytes, names: Sequence[str], keep: Sequence[int]) -> JsonBlo
         keep: what to keep of each of these: `NOTHING`, `DISTINCT` or `NUMBERS`. The last keeps
             `DISTINCT` if a cell has another text than those of usual numbers.
     """
-    *others, columns = compiled().read_json(text, names, keep)
-    return JsonBlock(*others, _columns(columns))
+    decided, lines, num_lines, every, columns = compiled().read_json(text, names, keep)
+    return JsonBlock(decided, lines, num_lines, every, _columns(columns))
 
 
 def _columns(columns: list[Any]) -> list[Column]:

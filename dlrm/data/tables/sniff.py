@@ -114,7 +114,8 @@ class _Text:
                 return []
         if any(row < _MOST_ROWS for row, *_ in read.bad):
             return []
-        columns = [array_of_cells(column)[:_MOST_ROWS].to_pylist() for column in read.columns]
+        texts = [array_of_cells(column) for column in read.columns if column is not None]
+        columns = [array[:_MOST_ROWS].to_pylist() for array in texts]
         return list(map(list, zip(*columns, strict=True)))
 
 

@@ -167,7 +167,7 @@ def _stored(part: Part) -> list[Any]:
 
 def _restored(kind: str, values: Any, files: Sequence[TableFile], how: TextColumns) -> Part:
     if kind == "joined":
-        return JoinedPart([_restored(*one, files, how) for one in values])
+        return JoinedPart([_restored(one, value, files, how) for one, value in values])
     if kind == "file":
         return FilePart(*values)
     number, within, *others = values

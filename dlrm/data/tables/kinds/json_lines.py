@@ -27,7 +27,7 @@ from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import is_inexact, number_text
 from dlrm.documents import brief
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 16 << 20
 _FIRST_ROWS = 1000  # whose columns are those of the file
 
 
