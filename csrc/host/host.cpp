@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -121,11 +122,14 @@ Array<uint64_t> hash_texts(const Array<uint8_t>& data, const Array<int64_t>& sta
   });
 }
 
-// Says which texts are numbers in plain notation.
-Array<bool> are_numbers(const Array<uint8_t>& data, const Array<int64_t>& starts,
-                        const Array<int64_t>& ends) {
-  return of_texts<bool>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
-    return is_number(reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end));
+// Returns the numbers of texts, NaN for those of other texts than usual numbers.
+Array<double> numbers_of(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                         const Array<int64_t>& ends) {
+  return of_texts<double>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
+    const auto *first = reinterpret_cast<const char*>(begin),
+               *last = reinterpret_cast<const char*>(end);
+    double number;
+    return read_double(first, last, &number) ? number : std::numeric_limits<double>::quiet_NaN();
   });
 }
 
@@ -234,7 +238,7 @@ PYBIND11_MODULE(_host, module) {
   define_look_up(&ids_of<int16_t>);
   define_look_up(&ids_of<int32_t>);
   module.def("hash_texts", &hash_texts, exact("data"), exact("starts"), exact("ends"));
-  module.def("are_numbers", &are_numbers, exact("data"), exact("starts"), exact("ends"));
+  module.def("numbers_of", &numbers_of, exact("data"), exact("starts"), exact("ends"));
   module.def("to_half", &halves_of, exact("values"));
   module.def("read_csv", &read_csv);
   module.def("read_csv_head", &read_csv_head);

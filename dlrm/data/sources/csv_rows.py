@@ -1,6 +1,5 @@
 """Rows of CSV as columns of text, with their lines; `csrc/host/csv_block.h` splits them."""
 
-import csv
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from dlrm.data.sources.text_files import (
     has_lone_returns,
     is_utf_8,
     not_utf_8,
-    open_text,
     read_blocks,
     too_long,
     unpacked_name,
@@ -29,6 +27,7 @@ from dlrm.data.sources.text_format import NONE, TextFormat
 
 DELIMITERS = (",", ";", "\t", "|")
 _BLOCK_BYTES = 16 << 20
+_HEAD_BYTES = 1 << 16  # in which the first line is
 _MOST_LINES = 100  # of a row, as in csv_block.h
 
 
@@ -88,6 +87,8 @@ class Reading(NamedTuple):
         spans: counts lines, and rows of several lines.
         nested: receives the columns of JSON that are neither values nor lists, which have no cells,
             with the first line of each; None refuses them.
+        mixed: receives the columns of JSON with values in some rows and lists in others, which have
+            no cells; None makes cells of all.
         distinct: the columns that may be indices of distinct texts, where this is cheap.
         within: the lines to read, of which the first may be a header; None is all.
         numbers: the columns that may be float64, from which those with other texts than usual
@@ -100,6 +101,7 @@ class Reading(NamedTuple):
     problems: dict[int, str] | None = None
     spans: Spans | None = None
     nested: dict[str, str] | None = None
+    mixed: dict[str, None] | None = None
     distinct: Collection[str] = ()
     within: ByteRange | None = None
     numbers: set[str] = set()  # of none, which nothing is removed from
@@ -351,18 +353,15 @@ def delimiter_hint(path: Path, text: TextFormat, column: str | None = None) -> s
 
 def first_line(path: Path, text: TextFormat) -> str:
     """Returns the first line of a file that is not blank; "" if there is none or it is damaged."""
+    place = text.encoding, text.compression, None, lambda: 0
     try:
-        with open_text(path, text.encoding, text.compression) as file:
-            lines = iter(lambda: file.readline(LONGEST_LINE), "")
-            return next(filter(str.strip, lines), "")
+        block = next(read_blocks(path, _HEAD_BYTES, *place), b"").decode(errors="replace")
+        return next(filter(str.strip, block.splitlines()), "")
     except (*BROKEN, ValueError):
         return ""
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
     """Returns the cells of a line, without blanks around them; none if it is not CSV."""
-    try:
-        (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
-    except (csv.Error, ValueError):
-        return []
-    return [cell.strip() for cell in cells]
+    head = native.read_csv_head(line.encode(), Marks(delimiter, '"'), True)
+    return [cell.strip() for cell in head.cells]

@@ -109,21 +109,6 @@ class _Streams(io.RawIOBase):
         super().close()
 
 
-def open_text(
-    path: Path, encoding: str | None = None, compression: str | None = None
-) -> io.TextIOBase:
-    """Opens a text file, plain or compressed; bytes that are not UTF-8 become surrogates.
-
-    Args:
-        encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
-        compression: see `open_bytes`.
-    """
-    encoding = other_encoding(encoding)
-    errors = "surrogateescape" if encoding is None else "strict"
-    options: Any = {"encoding": encoding or "utf-8-sig", "errors": errors, "newline": ""}
-    return io.TextIOWrapper(open_bytes(path, compression), **options)
-
-
 class ByteRange(NamedTuple):
     """The lines of a plain text file in UTF-8 that begin in bytes [begin, end).
 
@@ -201,7 +186,9 @@ def read_blocks(
 
     Args:
         block_bytes: approximate size of a block, which has at least one line.
-        encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
+        encoding: its encoding; None is UTF-8, with or without a mark at its beginning, of which
+            other bytes stay as they are.
+        compression: see `open_bytes`.
         within: the lines to read; None is all.
         line: returns the number of lines of the file that have been read, for messages.
 
@@ -309,7 +296,7 @@ def _end_of_lines(data: bytes) -> int:
 
 
 def not_utf_8(line: str) -> str | None:
-    """Returns the position of a byte that is not UTF-8, in a line from `open_text`, or None."""
+    """Returns the position of a byte that is not UTF-8, or None; a surrogate stands for it."""
     try:
         line.encode()
     except UnicodeEncodeError as error:

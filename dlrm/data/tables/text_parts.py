@@ -17,8 +17,8 @@ from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE, PROBLEM, Column, Text
-from dlrm.data.tables.parts import changed, checksum
+from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
+from dlrm.data.tables.parts import JoinedPart, changed, checksum
 
 _PACKED = 8  # times the size of a compressed file that its text may have
 
@@ -179,13 +179,13 @@ def copy(part: TextPart, path: str) -> Measured:
     return reader.measured()._replace(numbers=sorted(reader.numbers))
 
 
-def measure(parts: Sequence[TextPart]) -> list[Measured | None]:
-    """Counts the rows of parts; None if rows of a range of lines may have several of them.
+def measure(part: TextPart | JoinedPart) -> list[Measured | None]:
+    """Counts the rows of files; None if rows of a range of lines may have several of them.
 
     Raises:
         ValueError: a file is damaged, or a column is missing; the message has file and place.
     """
-    return list(map(_measure, parts))
+    return list(map(_measure, part.parts if isinstance(part, JoinedPart) else [part]))
 
 
 def _measure(part: TextPart) -> Measured | None:
@@ -279,7 +279,8 @@ class TextReader:
             numbers=self._floats,
         )
         try:
-            for names, lines, found in kind.read(part.table.path, reading):
+            read_rows = kind.read(part.table.path, reading, how.cells, self.numbers)
+            for names, lines, found in read_rows:
                 kind.check_names(part.table.path, names, how.text, in_file)
                 self._names |= dict.fromkeys([*names, *self._partition])
                 self._rows += len(lines)
@@ -291,14 +292,12 @@ class TextReader:
     def _batch(
         self,
         lines: np.ndarray,
-        found: list[Column],
+        found: dict[str, pa.Array],
         columns: Sequence[str],
         problems: dict[int, str] | None,
     ) -> pa.RecordBatch:
-        kind, how, rows = self._kind, self._how, len(lines)
-        assert isinstance(kind, Text)
-        arrays = {name: kind.array(name, c, how.cells, how.text, self.numbers) for name, c in found}
-        arrays |= {name: pa.array([value] * rows) for name, value in self._partition.items()}
+        rows, partition = len(lines), self._partition.items()
+        arrays = found | {name: pa.array([value] * rows) for name, value in partition}
         made: list[pa.Array] = []
         for name in columns:
             if name == LINE:

@@ -210,7 +210,7 @@ def _text_parts(
 ) -> Iterator[Part]:
     parts = text_parts(files, how, part_bytes)
     together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
-    measured = list(itertools.chain.from_iterable(run.engine.map(measure, together)))
+    measured = [*itertools.chain(*run.engine.map(measure, [*map(part_of, together)]))]
     undecided = {part.file for part, found in zip(parts, measured, strict=True) if found is None}
     folder, lines = run.work.folder("copies"), dict[int, int]()
     copies = {

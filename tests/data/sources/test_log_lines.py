@@ -163,4 +163,4 @@ def test_the_native_code_takes_arrays_of_its_sizes_and_types_alone():
         with pytest.raises(ValueError, match="sizes do not fit"):
             native.host.hash_texts(data, places, np.array(ends))
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        native.host.are_numbers(data, places.astype(np.int32), places)
+        native.host.numbers_of(data, places.astype(np.int32), places)

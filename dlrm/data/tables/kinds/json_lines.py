@@ -22,7 +22,7 @@ from dlrm.data.sources.text_files import (
 )
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Rows, Text
+from dlrm.data.tables.kinds.text import Rows, Text
 from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import is_inexact, number_text
 from dlrm.documents import brief
@@ -46,37 +46,36 @@ class JsonLines(Text):
         """Returns the columns of the first 1,000 rows."""
         return _Rows(path, Reading(text, columns=())).first_names()
 
-    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
+    def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
-        text, columns, rows = reading.text, reading.columns, _Rows(path, reading)
-        for block in rows.of_file():
+        columns, size = reading.columns, reading.text.chunk_rows
+        for block in _Rows(path, reading).of_file():
             if isinstance(block, JsonRows):
-                names, lines = block.names, np.array(block.lines, np.int64)
-                cells: list[Column] = [
-                    (name, [row.get(name) for row in block.cells])
-                    for name in names
-                    if columns is None or name in columns
-                ]
-                yield names, lines, cells
+                wanted = [name for name in block.names if columns is None or name in columns]
+                of_column = {name: [row.get(name) for row in block.cells] for name in wanted}
+                arrays = {n: _array(n, c, cells, numbers, reading) for n, c in of_column.items()}
+                yield block.names, np.array(block.lines, np.int64), arrays
                 continue
-            columns_of_block = _cells_of(block, reading.distinct)
-            for begin in range(0, len(block.lines), text.chunk_rows):
-                some = slice(begin, begin + text.chunk_rows)
-                cells = [(name, column.rows(some)) for name, column in columns_of_block.items()]
-                yield block.names, block.lines[some], cells
+            every = _arrays_of(block, reading.distinct)
+            others = {n for n, c in zip(block.names, block.columns, strict=False) if _has_text(c)}
+            for begin in range(0, len(block.lines), size):
+                some = slice(begin, begin + size)
+                numbers -= others
+                yield block.names, block.lines[some], {n: array[some] for n, array in every.items()}
 
-    def array(
-        self,
-        name: str,
-        column: pa.Array | list[Cell],
-        cells: Cells,
-        text: TextFormat,
-        numbers: set[str],
-    ) -> pa.Array:
-        """Returns the cells of a column; see `Text.array`."""
-        if isinstance(column, JsonCells):
-            return column.plain(name, numbers)
-        return cells.array(name, plain_numbers(column, name, numbers))
+
+def _array(
+    name: str, column: list[Cell], cells: Cells, numbers: set[str], reading: Reading
+) -> pa.Array:
+    column = plain_numbers(column, name, numbers)
+    if reading.mixed is None:
+        return cells.array(name, column)
+    kinds = {type(cell) for cell in column if cell is not None}
+    if list in kinds and len(kinds) > 1:
+        reading.mixed[name] = None
+    elif kinds:
+        return pa.array(column, pa.list_(pa.string()) if list in kinds else pa.string())
+    return pa.nulls(len(column))
 
 
 def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[Cell]:
@@ -106,46 +105,26 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
-class JsonCells(NamedTuple):
-    """The cells of a column as indices of distinct texts, or as numbers.
+def _has_text(column: native.Column) -> bool:
+    return isinstance(column, native.Texts) and not column.tags.all()
 
-    Attributes:
-        array: the cells.
-        tags: those of the texts; see `native.Texts`.
-        distinct: whether the column may stay as it is.
-    """
 
-    array: pa.Array
-    tags: np.ndarray
-    distinct: bool
-
-    def rows(self, some: slice) -> "JsonCells":
-        """Returns the cells of some rows."""
-        return self._replace(array=self.array[some])
-
-    def plain(self, name: str, numbers: set[str]) -> pa.Array:
-        """Returns the cells; see `plain_numbers`."""
-        array = self.array
-        if not self.tags.all():
-            numbers.discard(name)
-        others = np.flatnonzero(self.tags == native.OTHER_NUMBER).tolist()
-        if others:
+def _arrays_of(block: native.JsonBlock, distinct: Collection[str]) -> dict[str, pa.Array]:
+    """Returns the columns that were kept, of which some may stay indices; see `plain_numbers`."""
+    arrays = {}
+    for name, column in zip(block.names, block.columns, strict=False):
+        if column is None:
+            continue
+        array = arrays[name] = array_of_cells(column)
+        if not isinstance(column, native.Texts):
+            continue
+        if others := np.flatnonzero(column.tags == native.OTHER_NUMBER).tolist():
             texts = array.dictionary.to_pylist()
             for place in others:
                 texts[place] = _plain(texts[place])
             array = pa.DictionaryArray.from_arrays(array.indices, pa.array(texts, pa.string()))
-        return array if self.distinct else array.dictionary_decode()
-
-
-def _cells_of(block: native.JsonBlock, distinct: Collection[str]) -> dict[str, JsonCells]:
-    """Returns the columns that were kept, of which some may stay indices."""
-    cells = {}
-    for name, column in zip(block.names, block.columns, strict=False):
-        if isinstance(column, native.Texts):
-            cells[name] = JsonCells(array_of_cells(column), column.tags, name in distinct)
-        elif column is not None:
-            cells[name] = JsonCells(array_of_cells(column), np.empty(0), True)
-    return cells
+        arrays[name] = array if name in distinct else array.dictionary_decode()
+    return arrays
 
 
 class JsonRows(NamedTuple):
