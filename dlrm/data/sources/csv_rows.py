@@ -105,6 +105,7 @@ class Reading(NamedTuple):
     distinct: Collection[str] = ()
     within: ByteRange | None = None
     numbers: set[str] = set()  # of none, which nothing is removed from
+    content: bytes | None = None
 
 
 class UndecidedError(Exception):
@@ -165,7 +166,8 @@ class _Rows:
         self._line = 0 if within is None else within.lines  # that have been read
         self._blank = 0  # a blank line after a row
         place = text.encoding, text.compression, within, lambda: self._line
-        self._blocks = read_blocks(path, _BLOCK_BYTES, *place)
+        given = None if reading.content is None else iter([reading.content])
+        self._blocks = given or read_blocks(path, _BLOCK_BYTES, *place)
         self._pending, self._last = b"", False  # text to be read, and whether nothing follows it
 
     def names(self) -> list[str]:

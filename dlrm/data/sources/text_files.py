@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import io
+import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -156,6 +157,14 @@ def count_lines(path: Path, within: ByteRange) -> int:
         while block := file.read(_PACKED_BYTES):
             lines += block.count(b"\n")
     return lines
+
+
+def read_plain(path: Path) -> bytes | None:
+    """Returns the content of a file, of whole lines; None if it is compressed or has a mark."""
+    content = path.read_bytes()
+    if content.startswith((*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)):
+        return None
+    return content if content.endswith(b"\n") or not content else content + b"\n"
 
 
 def has_lone_returns(block: bytes) -> bool:

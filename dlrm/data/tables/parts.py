@@ -14,7 +14,6 @@ from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
 
 _BLOCK_BYTES = 1 << 20
-_ROWS_AT_ONCE = 1 << 14  # of several files
 
 
 class FilePart(NamedTuple):
@@ -94,6 +93,9 @@ class FilePart(NamedTuple):
         opened = self._open()
         for group in range(self.begin, self.end):
             yield from self._kind.read(opened, self.source, group, columns, self.partition)
+
+    def together(self, parts: Any, columns: Any, facts: Any) -> None:
+        """Returns None: the files are read one by one; see `TextPart.together`."""
 
     def ranges(self) -> list[tuple[str, int, int]]:
         """Returns the bytes that reading needs: file, begin and end."""
@@ -203,32 +205,19 @@ class JoinedPart(NamedTuple):
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, those of several files together; see `FilePart` and `TextPart`."""
-        found: list[dict[str, Any]] = [{} for _ in self.parts]
-        batches = (
-            batch
-            for part, of_part in zip(self.parts, found, strict=True)
-            for batch in part.read(columns, of_part)
-        )
-        waiting: list[pa.RecordBatch] = []
-        for batch in batches:
-            rows = sum(one.num_rows for one in waiting)
-            if waiting and (rows >= _ROWS_AT_ONCE or waiting[0].schema != batch.schema):
-                yield _together(waiting)
-                waiting = []
-            waiting.append(batch)
-        if waiting:
-            yield _together(waiting)
-        numbers = [set(of_part["numbers"]) for of_part in found if "numbers" in of_part]
-        if facts is not None and numbers:
-            facts["numbers"] = sorted(set.intersection(*numbers))
-
-
-def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    return table.to_batches()[0]
+        """Yields the rows, some at a time; see `FilePart` and `TextPart`."""
+        if (made := self.parts[0].together(self.parts, columns, facts)) is not None:
+            yield from made
+            return
+        numbers: set[str] | None = None
+        for part in self.parts:
+            found: dict[str, Any] = {}
+            yield from part.read(columns, found)
+            if "numbers" in found:
+                of_part = set(found["numbers"])
+                numbers = of_part if numbers is None else numbers & of_part
+        if facts is not None and numbers is not None:
+            facts["numbers"] = sorted(numbers)
 
 
 def joined(

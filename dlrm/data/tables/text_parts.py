@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError
+from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError, has_header
 from dlrm.data.sources.row_error import LEAVES_OUT, LineError
-from dlrm.data.sources.text_files import ByteRange, compression_of, count_lines, other_encoding
+from dlrm.data.sources.text_files import (
+    ByteRange,
+    compression_of,
+    count_lines,
+    other_encoding,
+    read_plain,
+)
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
@@ -143,6 +149,43 @@ class TextPart(NamedTuple):
         if facts is not None:
             facts["numbers"] = sorted(reader.numbers)
 
+    def together(
+        self, parts: "Sequence[TextPart]", columns: Sequence[str], facts: dict[str, Any] | None
+    ) -> list[pa.RecordBatch] | None:
+        """Returns the rows of small files that are read as one; None if that is impossible."""
+        if (content := _content(parts)) is None:
+            return None
+        reader = TextReader(self, content)
+        try:
+            batches = list(reader.batches(columns))
+        except (ValueError, UndecidedError):
+            return None
+        if reader.measured().rows != sum(part.rows for part in parts):
+            return None
+        if facts is not None:
+            facts["numbers"] = sorted(reader.numbers)
+        return batches
+
+
+def _content(parts: Sequence[TextPart]) -> bytes | None:
+    """Returns the text of plain files with one header; None if they cannot be read as one."""
+    first = parts[0]
+    text, partition = first.how.text, first.table.partition
+    if other_encoding(text.encoding) is not None:
+        return None
+    contents, header = list[bytes](), b""
+    for part in parts:
+        content = read_plain(part.table.path)
+        if content is None or part.within is not None or part.table.partition != partition:
+            return None
+        if content and first.table.kind.delimited and has_header(text):
+            header = header or content[: content.index(b"\n") + 1]
+            if not content.startswith(header):
+                return None
+            content = content[len(header) :]
+        contents.append(content)
+    return header + b"".join(contents)
+
 
 class Measured(NamedTuple):
     """The rows of a part.
@@ -239,11 +282,15 @@ def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
 class TextReader:
     """Reads a part once.
 
+    Args:
+        content: the text to read in place of the file; None is that of the file.
+
     Attributes:
         numbers: columns of nothing but numbers of JSON, so far.
     """
 
-    def __init__(self, part: TextPart) -> None:
+    def __init__(self, part: TextPart, content: bytes | None = None) -> None:
+        self._content = content
         self._part, self._how, self._kind = part, part.how, part.table.kind
         self._partition = part.table.partition
         self.numbers = set(part.how.columns) - self._partition.keys()
@@ -277,6 +324,7 @@ class TextReader:
             distinct=distinct,
             within=part.within,
             numbers=self._floats,
+            content=self._content,
         )
         try:
             read_rows = kind.read(part.table.path, reading, how.cells, self.numbers)

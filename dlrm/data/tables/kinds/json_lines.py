@@ -163,6 +163,8 @@ class _Rows:
 
     def _blocks(self) -> Iterator[bytes]:
         text, within = self._reading.text, self._reading.within
+        if self._reading.content is not None:
+            return iter([self._reading.content])
         self._line = 0 if within is None else within.lines
         place = text.encoding, text.compression, within, lambda: self._line
         return read_blocks(self._path, _BLOCK_BYTES, *place)
