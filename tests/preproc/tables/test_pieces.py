@@ -197,6 +197,22 @@ def test_native_json_finds_the_errors_of_python_at_each_place():
             assert found == (cell or ("",)), line
 
 
+def test_small_files_whose_headers_have_two_lines_are_read_one_by_one(tmp_path):
+    schema, header = {**SCHEMA, "categorical": ["c\nd"]}, 'y,x,"c\nd"\n'
+    rows = csv_of(rows_of(200)).splitlines(keepends=True)[1:]
+    (tmp_path / "in").mkdir()
+    for place in range(0, 200, 20):
+        write(tmp_path / "in" / f"{place:03}.csv", header + "".join(rows[place : place + 20]))
+    prepare(schema, [tmp_path / "in"], tmp_path / "many", test_fraction=0.2)
+    prepare(
+        schema,
+        [write(tmp_path / "a.csv", header + "".join(rows))],
+        tmp_path / "one",
+        test_fraction=0.2,
+    )
+    assert contents(tmp_path / "many", ".bin") == contents(tmp_path / "one", ".bin")
+
+
 def columns_of(block):
     """Returns two columns of numbers, as far as they are."""
     how = native.Marks(",", '"'), True, False, True, [native.NUMBERS] * 2
