@@ -278,7 +278,8 @@ reason = reason_to_skip()
 if reason:
     print(
         f"WARNING: dlrm is installed WITHOUT its native ops and log parser, because {reason}. "
-        "Plain torch and numpy run instead: the same values, several times slower.",
+        "Plain torch and numpy run instead: the same values, several times slower. Logs, CSV and "
+        "JSON lines are not read.",
         flush=True,
     )
 setup(

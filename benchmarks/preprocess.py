@@ -44,7 +44,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import preprocess_tables
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
@@ -266,13 +265,10 @@ def compare_parsers(options: argparse.Namespace) -> None:
         end = text.find(b"\n", min(place + (4 << 20), len(text) - 1)) + 1
         blocks.append(text[place:end])
         place = end
-    built = native.host
 
-    def ours(host) -> None:
-        native.host = host
+    def ours() -> None:
         for block in blocks:
             assert parse_lines(block, LogFormat())[1] is None
-        native.host = built
 
     # Lines whose last fields are cut off are none for pyarrow: it gets them whole, and hashes as
     # text, of which numbers have yet to be made.
@@ -287,9 +283,7 @@ def compare_parsers(options: argparse.Namespace) -> None:
             pyarrow.csv.ConvertOptions(column_types=types),
         )
 
-    sides = {"numpy": lambda: ours(None), "pyarrow.csv": arrow}
-    if built is not None:
-        sides = {"native": lambda: ours(built), **sides}
+    sides = {"native": ours, "pyarrow.csv": arrow}
     print(f"one thread, {lines:,} lines of {len(text) / lines:.0f} bytes")
     for name, parse in sides.items():
         seconds = []

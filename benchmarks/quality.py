@@ -23,6 +23,7 @@ the run. Times are those of the processor, of all threads. The others' packages 
 import argparse
 import csv
 import importlib.util
+import io
 import itertools
 import json
 import resource
@@ -49,7 +50,7 @@ from quality_contenders import CONTENDERS, NEEDS, Rows, labels_of
 
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import aligned, fail
-from dlrm.data.sources.text_files import open_text
+from dlrm.data.sources.text_files import open_bytes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json, read_yaml
@@ -347,7 +348,7 @@ def read_tables(paths: Sequence[str | Path], names: Sequence[str] | None = None)
 def _read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
     if path.suffix in (".parquet", ".pq"):
         return pa.parquet.read_table(path)
-    with open_text(path) as file:
+    with io.TextIOWrapper(open_bytes(path), "utf-8-sig", "surrogateescape", newline="") as file:
         first = file.readline()
         separator = "\t" if "\t" in first else ","
         header = next(csv.reader([first], delimiter=separator), [])

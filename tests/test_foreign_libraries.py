@@ -7,23 +7,23 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from dlrm import ops
-from dlrm.data.sources.log_lines import LogFormat, parse_lines
 
 MODULE = f"_host{sysconfig.get_config_var('EXT_SUFFIX')}"  # of this Python
 GARBAGE = b"\x7fELF of another machine"
-LINE = b"1\t5\t\tdeadbeef\t0a\n"
 USE = """
 import sys, torch
 from dlrm import ops
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
-lines, _ = parse_lines(sys.argv[1].encode(), LogFormat(num_numerical=2, num_categorical=2))
-dense, embeddings = torch.load(sys.argv[2])
-torch.save([ops.native_available(), lines, ops.dot_interaction(dense, embeddings)], sys.argv[3])
+try:
+    parse_lines(b"1", LogFormat())
+except ValueError as error:
+    refused = str(error)
+dense, embeddings = torch.load(sys.argv[1])
+torch.save([ops.native_available(), refused, ops.dot_interaction(dense, embeddings)], sys.argv[2])
 """
 
 
@@ -37,12 +37,12 @@ def package(tmp_path, root):
     return tmp_path
 
 
-def test_libraries_that_cannot_be_loaded_are_named_and_the_results_are_the_same(package):
+def test_libraries_that_cannot_be_loaded_are_named(package):
     dense, embeddings = torch.randn(3, 8), torch.randn(3, 4, 8)
     given, found = package / "given.pt", package / "found.pt"
     torch.save([dense, embeddings], given)
     done = subprocess.run(
-        [sys.executable, "-c", USE, LINE.decode(), given, found],
+        [sys.executable, "-c", USE, given, found],
         cwd=package,
         env={**os.environ, "PYTHONPATH": str(package)},
         capture_output=True,
@@ -55,8 +55,8 @@ def test_libraries_that_cannot_be_loaded_are_named_and_the_results_are_the_same(
     for line, name in ((parser, MODULE), (served, "_served.so")):
         assert "numpy parses rows instead of the native parser" in line
         assert f"dlrm/{name}" in line
-    native, lines, products = torch.load(found, weights_only=False)
+    native, refused, products = torch.load(found, weights_only=False)
     assert not native
     torch.testing.assert_close(products, ops.dot_interaction(dense, embeddings))
-    expected, _ = parse_lines(LINE, LogFormat(num_numerical=2, num_categorical=2))
-    np.testing.assert_equal(tuple(lines), tuple(expected))
+    assert "expected the compiled dlrm._host, which reads logs, CSV and JSON lines" in refused
+    assert MODULE in refused

@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -121,11 +122,14 @@ Array<uint64_t> hash_texts(const Array<uint8_t>& data, const Array<int64_t>& sta
   });
 }
 
-// Says which texts are numbers in plain notation.
-Array<bool> are_numbers(const Array<uint8_t>& data, const Array<int64_t>& starts,
-                        const Array<int64_t>& ends) {
-  return of_texts<bool>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
-    return is_number(reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(end));
+// Returns the numbers of texts, NaN for those of other texts than usual numbers.
+Array<double> numbers_of(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                         const Array<int64_t>& ends) {
+  return of_texts<double>(data, starts, ends, [](const uint8_t* begin, const uint8_t* end) {
+    const auto *first = reinterpret_cast<const char*>(begin),
+               *last = reinterpret_cast<const char*>(end);
+    double number;
+    return read_double(first, last, &number) ? number : std::numeric_limits<double>::quiet_NaN();
   });
 }
 
@@ -155,45 +159,68 @@ py::object column_of(CellColumn column) {
   }
 }
 
-// Returns a block of cells as `TextBlock` has it, whose columns are arrays of numbers, tuples as in
-// `Texts`, or None. It is read once more if columns of numbers have other cells, which are then
-// kept as `otherwise` says.
+// Returns a block of cells. It is read once more if columns of numbers have other cells, which are
+// then kept as `otherwise` says.
 template <typename Read>
-py::tuple cells_of(std::vector<uint8_t> keep, Keep otherwise, const Read& read) {
-  CellBlock block = without_lock([&] {
+CellBlock block_of(std::vector<uint8_t> keep, Keep otherwise, const Read& read) {
+  return without_lock([&] {
     while (true) {
       CellBlock found(keep);
       read(found);
       bool again = false;
-      for (size_t i = 0; found.outcome == Outcome::kRows && i < keep.size(); ++i) {
+      for (size_t i = 0; found.outcome != Outcome::kUndecided && i < keep.size(); ++i) {
         if (keep[i] == static_cast<uint8_t>(found.columns[i].keep)) continue;
         keep[i] = static_cast<uint8_t>(otherwise), again = true;
       }
       if (!again) return found;
     }
   });
+}
+
+py::list columns_of(CellBlock& block, size_t count) {
   py::list columns;
-  if (block.outcome == Outcome::kRows) {
-    for (size_t i = 0; i < keep.size(); ++i) columns.append(column_of(std::move(block.columns[i])));
-  }
-  return py::make_tuple(static_cast<int>(block.outcome), owned(std::move(block.lines)),
-                        block.num_lines, block.names, columns);
+  for (size_t i = 0; i < count; ++i) columns.append(column_of(std::move(block.columns[i])));
+  return columns;
 }
 
-py::tuple read_csv(const py::bytes& bytes, char delimiter, std::optional<char> quote,
-                   int64_t longest_line, const std::vector<uint8_t>& keep) {
+// Returns what `CsvBlock` has. Characters are numbers, of which -1 is none.
+py::tuple read_csv(const py::bytes& bytes, int delimiter, int quote, int escape, bool plain,
+                   bool lines, bool last, const std::vector<uint8_t>& keep) {
   const std::string_view text = bytes;
-  const CsvFormat format{delimiter, quote ? static_cast<uint8_t>(*quote) : -1, longest_line};
-  return cells_of(keep, Keep::kTexts,
-                  [&](CellBlock& block) { CsvReader(text, format, block).read(); });
+  const CsvFormat format{static_cast<char>(delimiter), quote, escape, plain, lines, last};
+  CellBlock block = block_of(keep, Keep::kTexts, [&](CellBlock& block) {
+    CsvReader(text, format, block).read();
+  });
+  py::list bad;
+  for (const BadRow& row : block.bad) bad.append(py::make_tuple(row.row, row.cells, row.text));
+  const auto spans = py::make_tuple(block.span_rows, block.span_lines, block.first_span);
+  return py::make_tuple(static_cast<int>(block.outcome), owned(std::move(block.lines)),
+                        block.num_lines, columns_of(block, keep.size()), block.consumed, block.failed_lines,
+                        block.blank, bad, spans);
 }
 
+// Returns what `CsvHead` has.
+py::tuple read_csv_head(const py::bytes& bytes, int delimiter, int quote, int escape, bool last) {
+  const std::string_view text = bytes;
+  CellBlock block({});
+  CsvReader reader(text, {static_cast<char>(delimiter), quote, escape, false, false, last}, block);
+  py::list cells;
+  for (const std::string& cell : reader.read_first()) cells.append(py::str(cell));
+  return py::make_tuple(static_cast<int>(block.outcome), cells, block.num_lines, block.consumed,
+                        block.failed_lines);
+}
+
+// Returns what `TextBlock` has.
 py::tuple read_json(const py::bytes& bytes, const std::vector<std::string>& names,
                     const std::vector<uint8_t>& keep) {
   if (names.size() != keep.size()) throw py::value_error("expected as many names as columns");
   const std::string_view text = bytes;
-  return cells_of(keep, Keep::kDistinct,
-                  [&](CellBlock& block) { JsonReader(text, names, block).read(); });
+  CellBlock block = block_of(keep, Keep::kDistinct, [&](CellBlock& block) {
+    JsonReader(text, names, block).read();
+  });
+  const bool decided = block.outcome == Outcome::kRows;
+  return py::make_tuple(decided, owned(std::move(block.lines)), block.num_lines, block.names,
+                        columns_of(block, decided ? keep.size() : 0));
 }
 
 }  // namespace
@@ -211,8 +238,9 @@ PYBIND11_MODULE(_host, module) {
   define_look_up(&ids_of<int16_t>);
   define_look_up(&ids_of<int32_t>);
   module.def("hash_texts", &hash_texts, exact("data"), exact("starts"), exact("ends"));
-  module.def("are_numbers", &are_numbers, exact("data"), exact("starts"), exact("ends"));
+  module.def("numbers_of", &numbers_of, exact("data"), exact("starts"), exact("ends"));
   module.def("to_half", &halves_of, exact("values"));
   module.def("read_csv", &read_csv);
+  module.def("read_csv_head", &read_csv_head);
   module.def("read_json", &read_json);
 }

@@ -54,11 +54,6 @@ inline bool read_decimal(const char* p, const char* end, Decimal* number) {
   return p == end;
 }
 
-inline bool is_number(const char* p, const char* end) {
-  Decimal number;
-  return read_decimal(p, end, &number);
-}
-
 inline constexpr int kMostPower = 27;  // 5 to the power of it fits 63 bits
 
 inline constexpr std::array<uint64_t, kMostPower + 1> kPowersOf5 = [] {

@@ -2,6 +2,7 @@
 // each cell's, or its numbers.
 #pragma once
 
+#include <bit>
 #include <limits>
 #include <string>
 #include <vector>
@@ -13,6 +14,13 @@ namespace dlrm::host {
 
 // How the cells of a column are kept. dlrm/data/sources/native.py has the same numbers.
 enum class Keep : uint8_t { kNothing = 0, kTexts = 1, kDistinct = 2, kNumbers = 3 };
+
+struct Cell {
+  const char* begin;
+  const char* end;
+};
+
+inline constexpr int64_t kRowsAtOnce = 64;  // whose cells are added together
 
 struct CellColumn {
   struct Slot {
@@ -40,6 +48,35 @@ struct CellColumn {
     }
   }
 
+  // Adds up to `kRowsAtOnce` cells, each `width` after another, most of them within [first, last).
+  void add_rows(const Cell* cells, int64_t rows, int64_t width, const char* first,
+                const char* last) {
+    if (keep == Keep::kDistinct) {
+      uint64_t hashes[kRowsAtOnce];
+      while (2 * (offsets.size() + rows) > slots.size()) grow();
+      for (int64_t i = 0; i < rows; ++i) {
+        const Cell& cell = cells[i * width];
+        hashes[i] = hash_of(cell.begin, cell.end - cell.begin, first, last);
+        __builtin_prefetch(&slots[hashes[i] & (slots.size() - 1)]);
+      }
+      for (int64_t i = 0; i < rows; ++i) {
+        const Cell& cell = cells[i * width];
+        codes.push_back(find_hashed(hashes[i], cell.begin, cell.end - cell.begin, 0));
+      }
+      return;
+    }
+    for (int64_t i = 0; i < rows && keep != Keep::kNothing; ++i) {
+      const Cell& cell = cells[i * width];
+      add(cell.begin, cell.end - cell.begin);
+    }
+  }
+
+  void reserve(int64_t rows) {
+    if (keep == Keep::kTexts) offsets.reserve(rows + 1);
+    if (keep == Keep::kDistinct) codes.reserve(rows);
+    if (keep == Keep::kNumbers) numbers.reserve(rows);
+  }
+
   void add_missing() {
     if (keep == Keep::kDistinct) codes.push_back(-1);
     if (keep == Keep::kNumbers) add_number(nullptr, 0);
@@ -63,7 +100,26 @@ struct CellColumn {
 
   int32_t find(const char* text, int64_t size, uint8_t tag) {
     if (2 * offsets.size() > slots.size()) grow();
-    const uint64_t hash = hash_text(reinterpret_cast<const uint8_t*>(text), size) + tag;
+    return find_hashed(hash_of(text, size, text, text + size) + tag, text, size, tag);
+  }
+
+  // Returns a number that differs between texts of one size of up to 8 bytes.
+  static uint64_t hash_of(const char* text, int64_t size, const char* first, const char* last) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(text);
+    if (size > 8) return hash_text(bytes, size);
+    uint64_t word;
+    if (std::endian::native == std::endian::little && size > 0 && text >= first &&
+        last - text >= 8) {
+      std::memcpy(&word, text, 8);
+      word = word << (64 - 8 * size) >> (64 - 8 * size);
+    } else {
+      word = word_of(bytes, size);
+    }
+    const uint64_t hash = (word ^ static_cast<uint64_t>(size) * kLengthFactor) * kMixFactor;
+    return hash ^ (hash >> 32);
+  }
+
+  int32_t find_hashed(uint64_t hash, const char* text, int64_t size, uint8_t tag) {
     const auto shape = static_cast<uint32_t>(size * 4 + tag);
     const uint64_t mask = slots.size() - 1;
     for (uint64_t place = hash & mask;; place = (place + 1) & mask) {
@@ -99,11 +155,21 @@ struct CellColumn {
   }
 };
 
-// What was found in a block of lines.
+// What was found in a block of lines. dlrm/data/sources/native.py has the same numbers.
 enum class Outcome : int64_t {
-  kRows = 0,       // its rows
-  kWidths = 1,     // lines that are rows, some of them with another number of cells
-  kUndecided = 2,  // something that only the caller can decide
+  kRows = 0,        // rows
+  kUndecided = 1,   // something that only the caller can decide
+  kPartial = 2,     // at the end, the beginning of a row
+  kUnclosed = 3,    // a quote that nothing closes
+  kAfterQuote = 4,  // text after a quote, or an escape character of nothing
+  kManyLines = 5,   // a row of too many lines
+};
+
+// A row with another number of cells, which has no text in the columns.
+struct BadRow {
+  size_t row;
+  size_t cells;
+  std::string text;
 };
 
 // The cells of a block of lines.
@@ -114,9 +180,34 @@ struct CellBlock {
   int64_t num_lines = 0;
   Outcome outcome = Outcome::kRows;
 
+  // Of CSV:
+  int64_t consumed = 0;      // bytes that were read
+  int64_t failed_lines = 0;  // of the row that cannot be read
+  int64_t blank = 0;         // the first blank line, or 0
+  std::vector<BadRow> bad;
+  int64_t span_rows = 0, span_lines = 0, first_span = 0;  // rows of several lines
+
   // Takes columns of which `keep` says what to keep.
   explicit CellBlock(const std::vector<uint8_t>& keep) {
     for (const uint8_t kind : keep) columns.push_back({static_cast<Keep>(kind)});
+  }
+
+  bool keeps_nothing() const {
+    for (const CellColumn& column : columns) {
+      if (column.keep != Keep::kNothing) return false;
+    }
+    return true;
+  }
+
+  void reserve(int64_t rows) {
+    lines.reserve(rows);
+    for (CellColumn& column : columns) column.reserve(rows);
+  }
+
+  void add_span(int64_t first, int64_t lines) {
+    ++span_rows;
+    span_lines += lines;
+    if (first_span == 0) first_span = first;
   }
 };
 

@@ -22,6 +22,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.transform.dictionaries import text_array
 from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
@@ -236,20 +237,45 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     dictionary = fitted.dictionaries[place]
     if dictionary.kind == "id":
         return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
-    kind = pa.int64() if dictionary.kind == "integer" else pa.large_string()
+    if dictionary.kind == "integer":
+        kind, value_of = pa.int64(), lambda key: pa.array(key.astype(np.uint64).view(np.int64))
+    elif dictionary.kind == "hexadecimal":
+        kind, value_of = pa.large_string(), _hexadecimal
+    keys = dictionary.keys
+    if dictionary.texts is not None:
+        ends = np.concatenate([np.zeros(1, np.int64), np.asarray(dictionary.ends)])
+        texts = text_array(ends, dictionary.texts.data)
+        keys = np.arange(len(dictionary), dtype=np.int64)
+        kind, value_of = pa.large_string(), lambda key: texts.take(pa.array(key)).cast(kind)
 
-    def decode(ids: np.ndarray) -> pa.Array:
-        has_value = (ids > 0) & (ids <= len(dictionary))  # others have no single value
-        distinct, inverse = np.unique(ids[has_value], return_inverse=True)
-        places: np.ndarray = np.zeros(len(ids), np.int64)
-        places[has_value] = inverse
+    def values_of(some: np.ndarray) -> pa.Array:
         try:
-            values = pa.array([dictionary.value(id) for id in distinct.tolist()], kind)
-        except UnicodeDecodeError:
+            return value_of(some)
+        except pa.ArrowInvalid:
             raise ValueError(
                 f"column {fitted.fields[table].column}: a value is not UTF-8, in which Parquet "
                 "has texts; --values ids writes ids"
             ) from None
-        return values.take(pa.array(places, mask=~has_value))
+
+    every = values_of(keys) if len(keys) <= _GROUP_ROWS else None
+
+    def decode(ids: np.ndarray) -> pa.Array:
+        places = ids.astype(np.int64) - 1
+        has_value = (places >= 0) & (places < len(keys))  # others have no single value
+        if every is not None:
+            return every.take(pa.array(places, mask=~has_value))
+        values = values_of(keys[places[has_value]])
+        return values.take(pa.array(np.cumsum(has_value) - 1, mask=~has_value))
 
     return kind, decode
+
+
+def _hexadecimal(numbers: np.ndarray) -> pa.Array:
+    """Returns numbers as 8 digits, or as many as they need."""
+    raw = numbers.astype(numbers.dtype.newbyteorder(">")).tobytes()
+    digits = np.frombuffer(raw.hex().encode(), np.uint8).reshape(len(numbers), -1)
+    longer = np.uint64(16) ** np.arange(8, 16, dtype=np.uint64)
+    lengths = 8 + np.searchsorted(longer, numbers, side="right")
+    shown = np.arange(digits.shape[1]) >= digits.shape[1] - lengths[:, None]
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return text_array(ends, digits[shown].tobytes()).cast(pa.large_string())

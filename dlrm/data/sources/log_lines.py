@@ -1,8 +1,7 @@
-"""Parses lines of raw logs into columns of numbers, natively if `dlrm._host` loads.
+"""Parses lines of raw logs into columns of numbers, by `dlrm._host`.
 
 A line is `label <tab> integers <tab> hexadecimal hashes`; it ends like lines of Unix or Windows.
-Fields that are empty, or absent at the end of the line, are missing. The native parser and numpy's
-give the same numbers and stop at the same line; `benchmarks/preprocess.py` times them.
+Fields that are empty, or absent at the end of the line, are missing.
 """
 
 from typing import NamedTuple
@@ -15,7 +14,6 @@ from dlrm.data.sources.columns import (
     EXPECTED_INTEGER,
     Parsed,
     TextColumn,
-    cut_lines,
     read_hexadecimal,
     read_integer,
 )
@@ -50,10 +48,8 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     Returns:
         The lines before that one, and its position in `text`; None if all are readable.
     """
-    if native.host is None:
-        return _parse_with_numpy(text, log_format)
     num_numerical, num_categorical = log_format.num_numerical, log_format.num_categorical
-    labels, integers, hashes, missing, rows, bad_at = native.host.parse_lines(
+    labels, integers, hashes, missing, rows, bad_at = native.compiled().parse_lines(
         text, num_numerical, num_categorical, log_format.labeled
     )
     lines = Lines(
@@ -91,43 +87,3 @@ def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
 
 def _shown(field: bytes) -> str:
     return repr(TextColumn.from_bytes([field]).text(0))
-
-
-def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
-    fields, bad_at = _find_fields(text, log_format.num_columns)
-    columns = [TextColumn(fields.data, *ends) for ends in zip(*fields[1:], strict=True)]
-    rows = fields.starts.shape[1]
-    labels, bad = np.zeros(rows, bool), np.zeros(rows, bool)
-    if log_format.labeled:
-        digits = fields.data[fields.starts[0]] - np.uint8(ord("0"))
-        bad |= (digits > 1) | (fields.ends[0] - fields.starts[0] != 1)
-        labels = digits == 1
-        columns = columns[1:]
-    integers: list[Parsed] = []
-    hashes: list[Parsed] = []
-    for i, column in enumerate(columns):
-        read = read_integer if i < log_format.num_numerical else read_hexadecimal
-        numbers, wrong = read(column)
-        (integers if i < log_format.num_numerical else hashes).append(numbers)
-        bad |= wrong
-    lines = Lines(labels, integers, hashes)
-    if bad.any():
-        row = int(bad.argmax())
-        return lines.part(0, row), int(fields.starts[0][row])
-    return lines, bad_at
-
-
-def _find_fields(text: bytes, num_columns: int) -> tuple[TextColumn, int | None]:
-    """Returns the fields of lines, as `[columns, rows]`, and the start of the first bad line.
-
-    A bad line is empty or has too many fields; the fields are those of the lines before it.
-    """
-    newline = b"" if text.endswith(b"\n") or not text else b"\n"
-    data = np.frombuffer(text + newline + bytes(8), "u1")
-    line_ends = np.flatnonzero(data[:-8] == ord("\n")).astype(np.int32)
-    line_starts = np.concatenate([np.zeros(min(len(line_ends), 1), np.int32), line_ends[:-1] + 1])
-    data, starts, ends = cut_lines(data, line_starts, line_ends, num_columns)
-    empty = ends[-1] == starts[0]
-    rows = int(empty.argmax()) if empty.any() else len(empty)
-    bad_at = int(line_starts[rows]) if rows < len(line_starts) else None
-    return TextColumn(data, starts[:, :rows], ends[:, :rows]), bad_at

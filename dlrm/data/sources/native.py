@@ -17,7 +17,8 @@ import numpy as np
 
 _SERVED = Path(__file__).resolve().parents[2] / "_served.so"
 NOTHING, TEXTS, DISTINCT, NUMBERS = range(4)  # what to keep of a column, as in text_cells.h
-ROWS, UNDECIDED = 0, 2  # what is in a block, as in text_cells.h
+# What is in a block, as in text_cells.h.
+ROWS, UNDECIDED, PARTIAL, UNCLOSED, AFTER_QUOTE, MANY_LINES = range(6)
 NUMBER, OTHER_NUMBER = 1, 2  # tags of JSON's numbers, as in json_block.h
 
 
@@ -38,45 +39,103 @@ class Texts(NamedTuple):
     tags: np.ndarray
 
 
-class TextBlock(NamedTuple):
-    """The cells of a block of lines.
+Column = Texts | np.ndarray | None  # texts; numbers, of which NaN is missing; or nothing
+
+
+class CsvBlock(NamedTuple):
+    """The rows of a block of CSV.
 
     Attributes:
-        outcome: `ROWS`; `UNDECIDED` if the block has something that only the caller can decide; or
-            another number if rows have a wrong number of cells. The rest has a meaning for `ROWS`
-            alone.
-        lines: the line of each row, from 1.
-        num_lines: number of lines.
-        names: of JSON, the names of all columns, in the order of `columns` and then of others.
-        columns: the columns: texts; numbers, of which NaN is a missing one; or None if nothing is
-            kept.
+        outcome: `ROWS`; or what ended the reading: `UNDECIDED`, `PARTIAL`, `UNCLOSED`,
+            `AFTER_QUOTE` or `MANY_LINES`.
+        lines: the line on which each row ends, from 1.
+        num_lines: number of lines of `consumed` bytes.
+        columns: the cells.
+        failed_lines: number of lines of the row that ended the reading.
+        blank: the first blank line, which is no row; 0 without one.
+        bad: rows with another number of cells, which are empty in the columns: the index of the
+            row, the number, and the text.
+        spans: the number of rows of several lines, that of their lines, and the first line.
     """
 
     outcome: int
     lines: np.ndarray
     num_lines: int
-    names: list[str]
-    columns: list[Texts | np.ndarray | None]
+    columns: list[Column]
+    consumed: int
+    failed_lines: int
+    blank: int
+    bad: list[tuple[int, int, str]]
+    spans: tuple[int, int, int]
+
+
+class CsvHead(NamedTuple):
+    """The first row of a block of CSV, whose first line is not blank; see `CsvBlock`."""
+
+    outcome: int
+    cells: list[str]
+    num_lines: int
+    consumed: int
+    failed_lines: int
+
+
+class Marks(NamedTuple):
+    """The characters of a CSV, all of ASCII."""
+
+    delimiter: str
+    quote: str | None = None
+    escape: str | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """Returns them as `dlrm._host` takes them."""
+        return [-1 if mark is None else ord(mark) for mark in self]
 
 
 def read_csv(
-    text: bytes, delimiter: str, quote: str | None, longest_line: int, keep: Sequence[int]
-) -> TextBlock:
-    """Splits a block of whole lines of CSV, each of which should be a row.
-
-    Quotes may stand around whole cells, in which they are doubled. A blank line is no row.
+    text: bytes, marks: Marks, plain: bool, lines: bool, last: bool, keep: Sequence[int]
+) -> CsvBlock:
+    """Splits a block of whole lines of CSV.
 
     Args:
-        text: the block, without lone returns.
-        delimiter, quote: characters of ASCII; `quote` may be None.
-        longest_line: bytes of a line that leave the block undecided.
+        text: the block, in UTF-8.
+        plain: whether it has neither escapes nor returns that no line feed follows.
+        lines: leave blocks undecided in which a row has several lines, or quotes within a cell.
+        last: whether nothing follows.
         keep: what to keep of each column: `NOTHING`, `TEXTS`, `DISTINCT` or `NUMBERS`. The last
-            keeps `TEXTS` if a cell has another text than those of usual numbers.
+            keeps `TEXTS` if a cell has another text than those of usual numbers. If all are
+            `NOTHING`, rows are only counted, with any number of cells.
     """
-    return _block(*host.read_csv(text, delimiter, quote, longest_line, keep))
+    outcome, ends, num_lines, columns, *others = compiled().read_csv(
+        text, *marks.numbers, plain, lines, last, keep
+    )
+    return CsvBlock(outcome, ends, num_lines, _columns(columns), *others)
 
 
-def read_json(text: bytes, names: Sequence[str], keep: Sequence[int]) -> TextBlock:
+def read_csv_head(text: bytes, marks: Marks, last: bool) -> CsvHead:
+    """Reads the first row of a block; see `read_csv`."""
+    return CsvHead(*compiled().read_csv_head(text, *marks.numbers, last))
+
+
+class JsonBlock(NamedTuple):
+    """The rows of a block of JSON lines.
+
+    Attributes:
+        decided: whether the rest has a meaning.
+        lines: the line of each row, from 1.
+        num_lines: number of lines.
+        names: the names of all columns, in the order of `columns`.
+        columns: the cells.
+    """
+
+    decided: bool
+    lines: np.ndarray
+    num_lines: int
+    names: list[str]
+    columns: list[Column]
+
+
+def read_json(text: bytes, names: Sequence[str], keep: Sequence[int]) -> JsonBlock:
     """Reads a block of JSON lines, maps of columns to values; missing values have no text.
 
     Args:
@@ -85,14 +144,12 @@ def read_json(text: bytes, names: Sequence[str], keep: Sequence[int]) -> TextBlo
         keep: what to keep of each of these: `NOTHING`, `DISTINCT` or `NUMBERS`. The last keeps
             `DISTINCT` if a cell has another text than those of usual numbers.
     """
-    return _block(*host.read_json(text, names, keep))
+    decided, lines, num_lines, every, columns = compiled().read_json(text, names, keep)
+    return JsonBlock(decided, lines, num_lines, every, _columns(columns))
 
 
-def _block(
-    outcome: int, lines: np.ndarray, num_lines: int, names: list[str], columns: list[Any]
-) -> TextBlock:
-    texts = [Texts(*column) if isinstance(column, tuple) else column for column in columns]
-    return TextBlock(outcome, lines, num_lines, names, texts)
+def _columns(columns: list[Any]) -> list[Column]:
+    return [Texts(*column) if isinstance(column, tuple) else column for column in columns]
 
 
 class Lookups:
@@ -173,9 +230,22 @@ def _load(built: bool, load: Callable[[], Any]) -> tuple[Any, str]:
         return None, str(error)
 
 
-# None where numpy is used instead.
-host, _ = _load(
+# None where NumPy looks up and parses what a server is sent.
+host, why_no_host = _load(
     importlib.util.find_spec("dlrm._host") is not None,
     lambda: importlib.import_module("dlrm._host"),
 )
 served, why_not_served = _load(_SERVED.is_file(), _prototype)
+
+
+def compiled() -> Any:
+    """Returns `host`, which files are read with.
+
+    Raises:
+        ValueError: it is missing.
+    """
+    if host is None:
+        raise ValueError(
+            f"expected the compiled dlrm._host, which reads logs, CSV and JSON lines: {why_no_host}"
+        )
+    return host

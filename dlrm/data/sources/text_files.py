@@ -7,7 +7,7 @@ import io
 import itertools
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -110,21 +110,6 @@ class _Streams(io.RawIOBase):
         super().close()
 
 
-def open_text(
-    path: Path, encoding: str | None = None, compression: str | None = None
-) -> io.TextIOBase:
-    """Opens a text file, plain or compressed; bytes that are not UTF-8 become surrogates.
-
-    Args:
-        encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
-        compression: see `open_bytes`.
-    """
-    encoding = other_encoding(encoding)
-    errors = "surrogateescape" if encoding is None else "strict"
-    options: Any = {"encoding": encoding or "utf-8-sig", "errors": errors, "newline": ""}
-    return io.TextIOWrapper(open_bytes(path, compression), **options)
-
-
 class ByteRange(NamedTuple):
     """The lines of a plain text file in UTF-8 that begin in bytes [begin, end).
 
@@ -153,7 +138,8 @@ class _RangeReader:
         return self._file.tell()
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left))
+        # The end of a range is read with what comes before it.
+        data = self._file.read(self._left if self._left < size + size // 8 else size)
         self._left -= len(data)
         return data
 
@@ -173,63 +159,68 @@ def count_lines(path: Path, within: ByteRange) -> int:
     return lines + (last != b"\n")
 
 
-def read_plain(paths: Sequence[Path]) -> list[bytes] | None:
-    """Returns the content of small files, of whole lines; None if one is compressed or marked."""
-    special = (*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)
-    contents = [path.read_bytes() for path in paths]
-    if any(content.startswith(special) for content in contents):
+def read_plain(path: Path) -> bytes | None:
+    """Returns the content of a file, of whole lines; None if it is compressed or has a mark."""
+    content = path.read_bytes()
+    if content.startswith((*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)):
         return None
-    return [c if c.endswith(b"\n") or not c else c + b"\n" for c in contents]
+    return content if content.endswith(b"\n") or not content else content + b"\n"
 
 
-def is_plain(block: bytes) -> bool:
-    """Returns whether a block is UTF-8, without NUL, and with returns only before line feeds."""
-    if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
+def has_lone_returns(block: bytes) -> bool:
+    """Returns whether a return of a block does not stand before a line feed."""
+    return b"\r" in block and block.count(b"\r") != block.count(b"\r\n")
+
+
+def is_utf_8(block: bytes) -> bool:
+    """Returns whether a block is UTF-8."""
+    if block.isascii():
+        return True
+    try:
+        block.decode()
+    except UnicodeDecodeError:
         return False
-    if not block.isascii():
-        try:
-            block.decode()
-        except UnicodeDecodeError:
-            return False
     return True
 
 
 def read_blocks(
     path: Path,
     block_bytes: int,
-    encoding: str | None = None,
-    compression: str | None = None,
-    within: ByteRange | None = None,
+    encoding: str | None,
+    compression: str | None,
+    within: ByteRange | None,
+    line: Callable[[], int],
 ) -> Iterator[bytes]:
     """Yields a text file in UTF-8, in blocks of whole lines.
 
     Args:
         block_bytes: approximate size of a block, which has at least one line.
-        encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
+        encoding: its encoding; None is UTF-8, with or without a mark at its beginning, of which
+            other bytes stay as they are.
+        compression: see `open_bytes`.
         within: the lines to read; None is all.
+        line: returns the number of lines of the file that have been read, for messages.
 
     Raises:
         ValueError: a line is longer than `LONGEST_LINE`, the file is not in the encoding, or its
             archive is damaged; the message has the file, and the line if it is known.
     """
-    rest, lines, begins = b"", 0 if within is None else within.lines, not (within and within.begin)
+    rest, begins = b"", not (within and within.begin)
     opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
-    with opened as file, archive_named(path, lambda: lines):
+    with opened as file, archive_named(path, line):
         other = other_encoding(encoding)
-        line = lambda: lines + rest.count(b"\n")  # noqa: E731
-        decoded = _decoded(path, file, block_bytes, other, line, begins)
-        for block in decoded:
-            if end := block.rfind(b"\n") + 1:  # copied once
-                whole, rest = b"".join((rest, memoryview(block)[:end])), block[end:]
+        for block in _decoded(path, file, block_bytes, other, line, begins):
+            if end := block.rfind(b"\n") + 1:  # copied once, if at all
+                whole = b"".join((rest, memoryview(block)[:end])) if rest else block[:end]
+                rest = block[end:]
             else:
                 rest += block
                 end = _end_of_lines(rest)
                 whole, rest = rest[:end], rest[end:]
             if whole:
                 yield whole
-                lines += whole.count(b"\n")
             if len(rest) > LONGEST_LINE:
-                raise too_long(path, lines + 1)
+                raise too_long(path, line() + 1)
         if rest:
             yield rest
 
@@ -314,7 +305,7 @@ def _end_of_lines(data: bytes) -> int:
 
 
 def not_utf_8(line: str) -> str | None:
-    """Returns the position of a byte that is not UTF-8, in a line from `open_text`, or None."""
+    """Returns the position of a byte that is not UTF-8, or None; a surrogate stands for it."""
     try:
         line.encode()
     except UnicodeEncodeError as error:

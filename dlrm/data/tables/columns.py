@@ -210,13 +210,9 @@ def floats_of(array: pa.Array) -> pa.Array | None:
         return array.cast(pa.float64())
     if native.host is None:
         return None
-    texts = array.fill_null("")
-    column = text_column(texts)
-    there = column.starts < column.ends
-    if not (native.host.are_numbers(*column) | ~there).all():
-        return None
-    floats = pc.if_else(pa.array(there), texts, None).cast(pa.float64())
-    return None if pc.any(pc.is_inf(floats)).as_py() else floats
+    column = text_column(array.fill_null(""))
+    values, missing = native.host.numbers_of(*column), column.starts == column.ends
+    return None if (np.isnan(values) & ~missing).any() else pa.array(values, mask=missing)
 
 
 def _is_binary(kind: pa.DataType) -> bool:

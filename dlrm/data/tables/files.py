@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
-from dlrm.data.tables.kinds.arrow_ipc import ArrowIpc
 from dlrm.data.tables.kinds.binary_rows import BinaryRows
+from dlrm.data.tables.kinds.columnar import ArrowIpc, Orc, Parquet
 from dlrm.data.tables.kinds.delimited import Csv
 from dlrm.data.tables.kinds.json_lines import JsonLines
 from dlrm.data.tables.kinds.kind import Kind, TableFile
-from dlrm.data.tables.kinds.orc import Orc
-from dlrm.data.tables.kinds.parquet import Parquet
 from dlrm.data.tables.kinds.text import Text
 
 

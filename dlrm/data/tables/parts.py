@@ -77,24 +77,14 @@ class FilePart(NamedTuple):
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
-        opened = self._open()
-        groups = [opened.group(number) for number in range(self.begin, self.end)]
-        begin, end = min(group.begin for group in groups), max(group.end for group in groups)
-        crc = 0
-        with open(self.path, "rb") as file:
-            file.seek(begin)
-            while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
-                crc, begin = zlib.crc32(block, crc), begin + len(block)
-        return crc
+        places = self._places()
+        return checksum(self.path, min(places)[0], max(end for _, end in places))
 
     def check(self) -> None:
         """Raises ValueError if the groups have changed since they were counted."""
         if self.crc is not None and (crc := self.checksum()) != self.crc:
-            raise ValueError(
-                f"{self.source}: expected CRC-32 {self.crc:08x} of {self._kind.group}s "
-                f"{self.begin} to {self.end - 1}, as when they were counted, got {crc:08x}: the "
-                "file has changed; --restart begins anew"
-            )
+            groups = f"{self._kind.group}s {self.begin} to {self.end - 1}"
+            raise changed(self.source, self.crc, groups, crc)
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
@@ -104,15 +94,20 @@ class FilePart(NamedTuple):
         for group in range(self.begin, self.end):
             yield from self._kind.read(opened, self.source, group, columns, self.partition)
 
+    def together(self, parts: Any, columns: Any, facts: Any) -> None:
+        """Returns None: the files are read one by one; see `TextPart.together`."""
+
     def ranges(self) -> list[tuple[str, int, int]]:
         """Returns the bytes that reading needs: file, begin and end."""
         size = os.path.getsize(self.path)
         if self._kind is not PARQUET:
             return [(self.path, 0, size)]
+        places = [(0, 4), (footer_begin(self.path), size), *self._places()]
+        return [(self.path, begin, end) for begin, end in places]
+
+    def _places(self) -> list[tuple[int, int]]:
         opened = self._open()
-        groups = [opened.group(number) for number in range(self.begin, self.end)]
-        ends = [(self.path, 0, 4), (self.path, footer_begin(self.path), size)]
-        return [*ends, *((self.path, group.begin, group.end) for group in groups)]
+        return [opened.place(number) for number in range(self.begin, self.end)]
 
     @property
     def _kind(self) -> Columnar:
@@ -124,17 +119,35 @@ class FilePart(NamedTuple):
         return self._kind.open(self.path, self.source)
 
 
-class JoinedPart(NamedTuple):
-    """Parts of small files, which one task reads; see `FilePart`."""
+def checksum(path: str | Path, begin: int, end: int) -> int:
+    """Returns the CRC-32 of bytes of a file."""
+    crc = 0
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while begin < end and (block := file.read(min(_BLOCK_BYTES, end - begin))):
+            crc, begin = zlib.crc32(block, crc), begin + len(block)
+    return crc
 
-    parts: Sequence[FilePart]
+
+def changed(source: str, expected: int, content: str, got: int) -> ValueError:
+    """Returns the error for a file that has changed."""
+    return ValueError(
+        f"{source}: expected CRC-32 {expected:08x} of {content}, as when they were counted, got "
+        f"{got:08x}: the file has changed; --restart begins anew"
+    )
+
+
+class JoinedPart(NamedTuple):
+    """Parts of small files, which one task reads; see `FilePart` and `TextPart`."""
+
+    parts: Sequence[Any]
     first_row: int = 0
     crc: list[int] | None = None
 
     @property
     def staged(self) -> bool:
         """Returns whether batches have the column `PROBLEM`."""
-        return False
+        return self.parts[0].staged
 
     @property
     def file(self) -> int:
@@ -156,7 +169,7 @@ class JoinedPart(NamedTuple):
         """Bytes to read."""
         return sum(part.size for part in self.parts)
 
-    def _part(self, row: int) -> tuple[FilePart, int]:
+    def _part(self, row: int) -> tuple[Any, int]:
         for part in self.parts:
             if row < part.rows:
                 return part, row
@@ -192,35 +205,53 @@ class JoinedPart(NamedTuple):
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, some at a time."""
+        """Yields the rows, some at a time; see `FilePart` and `TextPart`."""
+        if (made := self.parts[0].together(self.parts, columns, facts)) is not None:
+            yield from made
+            return
+        numbers: set[str] | None = None
         for part in self.parts:
-            yield from part.read(columns)
+            found: dict[str, Any] = {}
+            yield from part.read(columns, found)
+            if "numbers" in found:
+                of_part = set(found["numbers"])
+                numbers = of_part if numbers is None else numbers & of_part
+        if facts is not None and numbers is not None:
+            facts["numbers"] = sorted(numbers)
 
 
 def joined(
-    parts: Sequence[FilePart], part_bytes: int, groups: Sequence[Any]
-) -> list[FilePart | JoinedPart]:
+    parts: Sequence[Any], sizes: Sequence[int], part_bytes: int, groups: Sequence[Any]
+) -> list[list[Any]]:
     """Returns parts, of which consecutive small ones of other files are together.
 
     Args:
-        part_bytes: approximate maximum size of a part.
+        sizes: those of the parts.
+        part_bytes: approximate maximum size of parts that are together.
         groups: files in one part have the same of these.
     """
-    made: list[list[FilePart]] = []
-    for part in parts:
-        last = made[-1] if made else []
-        size = sum(one.size for one in last) + part.size
-        follows = last and size <= part_bytes and groups[last[0].file] == groups[part.file]
-        if follows and not part.staged:
-            last.append(part)
+    made: list[list[Any]] = []
+    together = 0
+    for part, size in zip(parts, sizes, strict=True):
+        last = made[-1][0] if made else part
+        follows = made and together + size <= part_bytes and groups[last.file] == groups[part.file]
+        if follows:
+            made[-1].append(part)
         else:
             made.append([part])
-    return [of_one[0] if len(of_one) == 1 else JoinedPart(of_one) for of_one in made]
+            together = 0
+        together += size
+    return made
+
+
+def part_of(parts: Sequence[Any]) -> Any:
+    """Returns parts as one."""
+    return parts[0] if len(parts) == 1 else JoinedPart(parts)
 
 
 def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
     """Returns the group of a row, and its number there, from that after the begin of a group."""
-    while row >= (rows := opened.group(group).rows):
+    while row >= (rows := opened.rows(group)):
         group, row = group + 1, row - rows
     return group, row
 
@@ -251,13 +282,13 @@ def parts_of_file(
     opened = kind.open(path, file.path)
     begin, size, rows, of_file = 0, 0, 0, 0
     for group in range(opened.num_groups):
-        facts = opened.group(group)
-        size += facts.end - facts.begin
-        rows += facts.rows
+        place = opened.place(group)
+        size += place[1] - place[0]
+        rows += kind.rows(opened, file.path, group)
         if size >= part_bytes or group + 1 == opened.num_groups:
-            place = (number, begin, group + 1, 0, of_file, rows, size)
+            facts = (number, begin, group + 1, 0, of_file, rows, size)
             yield FilePart(
-                str(path), str(file.path), *place, partition, copy is not None, kind=kind.name
+                str(path), str(file.path), *facts, partition, copy is not None, kind=kind.name
             )
             of_file += rows
             begin, size, rows = group + 1, 0, 0

@@ -404,23 +404,16 @@ def _numbers_of_text(
 def _plain_numbers(
     field: NumericalField, array: pa.Array, markers: Collection[str], problems: dict[int, str]
 ) -> Parsed | None:
-    """Returns the numbers of texts, and a missing one at the end, most of them read by Arrow.
+    """Returns the numbers of texts, and a missing one at the end, most of them read natively.
 
     None if the field takes other texts than numbers, or the compiled host code is missing.
     """
     if native.host is None or field.type == "decimal" or field.true_values or field.false_values:
         return None
     column = text_column(array)
-    are_numbers = native.host.are_numbers(*column)
-    valid = pa.py_buffer(np.packbits(are_numbers, bitorder="little"))
-    width = 8 if pa.types.is_large_string(array.type) else 4
-    _, offsets, data = array.buffers()
-    offsets = offsets and offsets.slice(width * array.offset, width * (len(array) + 1))
-    texts = pa.Array.from_buffers(array.type, len(array), [valid, offsets, data])
-    values = np.zeros(len(array) + 1)
-    values[:-1] = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values = np.append(native.host.numbers_of(*column), 0.0)
     missing = np.append(column.starts == column.ends, True)
-    others = np.flatnonzero(~(are_numbers | missing[:-1]) | np.isinf(values[:-1])).tolist()
+    others = np.flatnonzero(np.isnan(values) & ~missing).tolist()
     if others:
         places = dict[str, list[int]]()
         for place in others:

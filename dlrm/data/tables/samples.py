@@ -11,8 +11,7 @@ import pyarrow as pa
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cell
-from dlrm.data.tables.kinds.json_lines import plain_numbers
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import Text
 
@@ -79,13 +78,15 @@ def batches_of(
             continue
         spans = seen.spans.setdefault(file.path, Spans())
         problems: dict[int, str] = {}
-        reading = Reading(text, spans=spans, nested=seen.nested, problems=problems)
+        reading = Reading(
+            text, spans=spans, nested=seen.nested, mixed=seen.mixed, problems=problems
+        )
         rows = skipped = 0
-        for names, lines, read in kind.read(file.path, reading):
+        for names, lines, read in kind.read(file.path, reading, Cells(), set()):
             wanted = [name for name in needed if name not in partition]
             kind.check_names(file.path, names, text, wanted)
             once = [name for name in _once(names, seen) if name not in partition]
-            arrays = {name: _array(name, column, seen) for name, column in read if name in once}
+            arrays = {name: column for name, column in read.items() if name in once}
             arrays |= {
                 name: pa.array([value] * len(lines), pa.string())
                 for name, value in partition.items()
@@ -95,7 +96,8 @@ def batches_of(
             if bad := [line for line in lines.tolist() if line in problems] if problems else []:
                 skipped += len(bad)
                 if skipped > _MOST_SKIPPED * rows:
-                    deque(kind.read(file.path, reading._replace(problems=None)), 0)  # raises
+                    reading = reading._replace(problems=None)
+                    deque(kind.read(file.path, reading, Cells(), set()), 0)  # raises
                 problem = problems[bad[0]].partition("\t")[0]  # without the row
                 first = f"line {bad[0]}, {problem}"
                 seen.skipped[file.path] = skipped, seen.skipped.get(file.path, (0, first))[1]
@@ -127,16 +129,3 @@ def _note_lacking(
             if name in needed:
                 check_columns(path, names, [name])
             seen.lacking[name] = path
-
-
-def _array(name: str, column: pa.Array | list[Cell], seen: Seen) -> pa.Array:
-    """Returns the cells of a column; numbers of JSON have the text of typed ones."""
-    if isinstance(column, pa.Array):
-        return column
-    kinds = {list if isinstance(cell, list) else str for cell in column if cell is not None}
-    if len(kinds) > 1:
-        seen.mixed[name] = None
-    if len(kinds) != 1:
-        return pa.nulls(len(column))
-    cells = plain_numbers(column, name, set())
-    return pa.array(cells, pa.list_(pa.string()) if list in kinds else pa.string())

@@ -2,13 +2,14 @@
 
 import codecs
 import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dlrm.data.sources.csv_rows import DELIMITERS, EscapedReader, delimiter_of, has_header
+from dlrm.data.sources import native
+from dlrm.data.sources.csv_rows import DELIMITERS, array_of_cells, delimiter_of, has_header
+from dlrm.data.sources.native import Marks
 from dlrm.data.sources.text_files import BROKEN, open_bytes
 from dlrm.data.sources.text_format import MARKS, NONE, TextFormat
 from dlrm.data.tables.kinds.kind import TableFile
@@ -102,26 +103,20 @@ class _Text:
 
     def records(self, delimiter: str, quote: str | None, escape: str | None) -> list[list[str]]:
         """Returns the records of the first part; none if they differ in length or are not CSV."""
-        lines = io.StringIO(self.parts[0], newline="")
-        reader: Any
-        if escape is not None:
-            reader = EscapedReader(iter(lines), delimiter, quote or '"', escape)
-        else:
-            options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
-            options["quoting"] = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
-            reader = csv.reader(lines, quotechar=quote or '"', strict=True, **options)
-        records: list[list[str]] = []
-        try:
-            while len(records) < _MOST_ROWS:
-                if record := next(reader, None):
-                    records.append(record)
-                elif record is None:
-                    break
-        except (csv.Error, ValueError):
-            within = self.parts[0].count("\n") - len(records) > _MOST_LINES
+        block = self.parts[0].encode().lstrip(b"\r\n")
+        marks = Marks(delimiter, quote, escape)
+        head = native.read_csv_head(block, marks, False)
+        keep = [native.TEXTS] * len(head.cells)
+        read = native.read_csv(block, marks, False, False, False, keep)
+        if read.outcome != native.ROWS:
+            within = self.parts[0].count("\n") - len(read.lines) > _MOST_LINES
             if within or len(self.parts[0]) < _BEGINNING // 4:  # not a row that the end cuts
                 return []
-        return records if len({*map(len, records)}) == 1 else []
+        if any(row < _MOST_ROWS for row, *_ in read.bad):
+            return []
+        texts = [array_of_cells(column) for column in read.columns if column is not None]
+        columns = [array[:_MOST_ROWS].to_pylist() for array in texts]
+        return list(map(list, zip(*columns, strict=True)))
 
 
 def _of_csv(file: TableFile, text: _Text, given: TextFormat, detected: TextFormat) -> TextFormat:

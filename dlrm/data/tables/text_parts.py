@@ -1,26 +1,32 @@
-"""Parts of text files: ranges of lines, or small files together, which are read where they are."""
+"""Parts of text files, which are read where they are: files, or ranges of their lines."""
 
 import itertools
-import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources import native
-from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError
+from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError, has_header
 from dlrm.data.sources.row_error import LEAVES_OUT, LineError
-from dlrm.data.sources.text_files import ByteRange, compression_of, count_lines, other_encoding
+from dlrm.data.sources.text_files import (
+    ByteRange,
+    compression_of,
+    count_lines,
+    other_encoding,
+    read_plain,
+)
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE, PROBLEM, Rows, Text
+from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
+from dlrm.data.tables.parts import JoinedPart, changed, checksum
 
 _PACKED = 8  # times the size of a compressed file that its text may have
-_BLOCK_BYTES = 1 << 20
 
 
 class TextColumns(NamedTuple):
@@ -41,32 +47,26 @@ class TextColumns(NamedTuple):
     floats: Sequence[str]
 
 
-class Origin(NamedTuple):
-    """The rows of a part from a file: the user's file, its number among all, and their number."""
-
-    source: str
-    file: int
-    rows: int
-
-
 class TextPart(NamedTuple):
-    """Whole files, or a range of the lines of one.
+    """A file, or a range of its lines.
 
     Attributes:
-        files: files of one kind, with their numbers among all files.
-        how: what is read of them.
-        within: the lines of the only file; None is all.
+        table: the file.
+        file: its number among all files.
+        how: what is read of it.
+        within: the lines; None is all.
         names: columns of the CSV whose lines these are, of which only the first can be a header.
-        origins: the rows of each file, once they are known.
+        rows: number of rows, once it is known.
         first_row: number of rows before the part's first, in all files.
         crc: CRC-32 of the bytes when they were counted, which later reads verify.
     """
 
-    files: Sequence[tuple[int, TableFile]]
+    table: TableFile
+    file: int
     how: TextColumns
     within: ByteRange | None = None
     names: tuple[str, ...] = ()
-    origins: Sequence[Origin] = ()
+    rows: int = 0
     first_row: int = 0
     crc: int | None = None
 
@@ -76,89 +76,64 @@ class TextPart(NamedTuple):
         return True
 
     @property
-    def file(self) -> int:
-        """Number of the first file."""
-        return self.files[0][0]
-
-    @property
     def source(self) -> str:
-        """The first file."""
-        return str(self.files[0][1].path)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, once they are known."""
-        return sum(origin.rows for origin in self.origins)
+        """The file."""
+        return str(self.table.path)
 
     @property
     def size(self) -> int:
         """Bytes to read."""
+        begin, end = self._bytes
+        return end - begin
+
+    @property
+    def _bytes(self) -> tuple[int, int]:
         if self.within is not None:
-            return self.within.end - self.within.begin
-        return sum(file.path.stat().st_size for _, file in self.files)
+            return self.within.begin, self.within.end
+        return 0, self.table.path.stat().st_size
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether the file is not compressed."""
+        path = self.table.path
+        return self.how.text.compression == "none" or compression_of(path) == "none"
 
     @property
     def text_size(self) -> int:
         """Approximate bytes of text."""
-        packed = [1 if _is_plain(file, self.how.text) else _PACKED for _, file in self.files]
-        sizes = [file.path.stat().st_size for _, file in self.files]
-        return sum(size * times for size, times in zip(sizes, packed, strict=True))
-
-    def is_alone(self, part_bytes: int) -> bool:
-        """Returns whether it is a file beyond the size of a part, which was not divided."""
-        return self.within is None and len(self.files) == 1 and self.text_size > part_bytes
-
-    def _origin(self, row: int) -> Origin:
-        for origin in self.origins:
-            if row < origin.rows:
-                return origin
-            row -= origin.rows
-        raise IndexError(row)
+        return self.size * (1 if self.is_plain else _PACKED)
 
     def file_of(self, row: int) -> int:
-        """Returns the number of the file that a row of the part, from 0, is of."""
-        return self._origin(row).file
+        """Returns the number of the file."""
+        return self.file
 
     def source_of(self, row: int) -> str:
-        """Returns the file that a row of the part, from 0, is of."""
-        return self._origin(row).source
+        """Returns the file."""
+        return self.source
 
     def where(self, row: int) -> str:
         """Returns the location of a row of the part, from 0: the file and the line."""
         place = row
         for batch in TextReader(self).batches([LINE]):
             if place < batch.num_rows:
-                return f"{self._origin(row).source}, line {batch.column(0)[place].as_py()}"
+                return f"{self.source}, line {batch.column(0)[place].as_py()}"
             place -= batch.num_rows
         raise IndexError(row)
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes that the part was cut from."""
-        crc = 0
-        for _, file in self.files:
-            begin, end = (0, file.path.stat().st_size) if self.within is None else self.within[:2]
-            with open(file.path, "rb") as opened:
-                opened.seek(begin)
-                while begin < end and (block := opened.read(min(_BLOCK_BYTES, end - begin))):
-                    crc, begin = zlib.crc32(block, crc), begin + len(block)
-        return crc
+        return checksum(self.table.path, *self._bytes)
 
     def ranges(self) -> list[tuple[str, int, int, bool]]:
         """Returns the bytes that reading needs: file, begin, end, and whether to a line's end."""
-        if self.within is not None:
-            begin, end = max(self.within.begin - 1, 0), self.within.end
-            return [(str(self.files[0][1].path), begin, end, True)]
-        paths = [file.path for _, file in self.files]
-        return [(str(path), 0, path.stat().st_size, False) for path in paths]
+        begin, end = self._bytes
+        return [(self.source, max(begin - 1, 0), end, self.within is not None)]
 
     def check(self) -> None:
-        """Raises ValueError if the files have changed since they were counted."""
+        """Raises ValueError if the file has changed since it was counted."""
         if self.crc is not None and (crc := self.checksum()) != self.crc:
             place = "" if self.within is None else f" in bytes {self.within.begin} on"
-            raise ValueError(
-                f"{self.source}: expected CRC-32 {self.crc:08x} of the lines{place}, as when they "
-                f"were counted, got {crc:08x}: the file has changed; --restart begins anew"
-            )
+            raise changed(self.source, self.crc, f"the lines{place}", crc)
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
@@ -174,19 +149,56 @@ class TextPart(NamedTuple):
         if facts is not None:
             facts["numbers"] = sorted(reader.numbers)
 
+    def together(
+        self, parts: "Sequence[TextPart]", columns: Sequence[str], facts: dict[str, Any] | None
+    ) -> list[pa.RecordBatch] | None:
+        """Returns the rows of small files that are read as one; None if that is impossible."""
+        if (content := _content(parts)) is None:
+            return None
+        reader = TextReader(self, content)
+        try:
+            batches = list(reader.batches(columns))
+        except (ValueError, UndecidedError):
+            return None
+        if reader.measured().rows != sum(part.rows for part in parts):
+            return None
+        if facts is not None:
+            facts["numbers"] = sorted(reader.numbers)
+        return batches
+
+
+def _content(parts: Sequence[TextPart]) -> bytes | None:
+    """Returns the text of plain files with one header; None if they cannot be read as one."""
+    first = parts[0]
+    text, partition = first.how.text, first.table.partition
+    if other_encoding(text.encoding) is not None:
+        return None
+    contents, header = list[bytes](), b""
+    for part in parts:
+        content = read_plain(part.table.path)
+        if content is None or part.within is not None or part.table.partition != partition:
+            return None
+        if content and first.table.kind.delimited and has_header(text):
+            header = header or content[: content.index(b"\n") + 1]
+            if not content.startswith(header):
+                return None
+            content = content[len(header) :]
+        contents.append(content)
+    return header + b"".join(contents)
+
 
 class Measured(NamedTuple):
     """The rows of a part.
 
     Attributes:
-        rows: of each file.
-        lines: number of lines of the last file.
+        rows: their number.
+        lines: number of lines.
         names: names of the columns that were found.
         notes: lines about rows of several lines.
         numbers: columns of nothing but numbers of JSON, of a copy.
     """
 
-    rows: list[int]
+    rows: int
     lines: int
     names: list[str]
     notes: list[str]
@@ -207,79 +219,55 @@ def copy(part: TextPart, path: str) -> Measured:
             if writer is None:
                 writer = stack.enter_context(pa.ipc.new_stream(path, batch.schema))
             writer.write_batch(batch)
-    numbers = sorted(reader.numbers)
-    return Measured([*reader.rows.values()], reader.lines, [*reader.names], reader.notes, numbers)
+    return reader.measured()._replace(numbers=sorted(reader.numbers))
 
 
-def measure(part: TextPart) -> Measured | None:
-    """Counts the rows of a part; None if rows of a range of lines may have several of them.
+def measure(part: TextPart | JoinedPart) -> list[Measured | None]:
+    """Counts the rows of files; None if rows of a range of lines may have several of them.
 
     Raises:
         ValueError: a file is damaged, or a column is missing; the message has file and place.
     """
+    return list(map(_measure, part.parts if isinstance(part, JoinedPart) else [part]))
+
+
+def _measure(part: TextPart) -> Measured | None:
+    reader = TextReader(part)
     try:
-        return _measure(part)
+        deque(reader.batches([]), 0)
     except UndecidedError:
         return None
     except ValueError:
-        if part.within is None or not part.within.begin:
+        if part.within is None or not part.within.begin or part.within.lines:
             raise
-        lines = count_lines(part.files[0][1].path, ByteRange(0, part.within.begin))
+        lines = count_lines(part.table.path, ByteRange(0, part.within.begin))
         return _measure(part._replace(within=part.within._replace(lines=lines)))
-
-
-def _measure(part: TextPart) -> Measured:
-    reader = TextReader(part)
-    for _ in reader.batches([]):
-        pass
-    rows = [reader.rows.get(number, 0) for number, _ in part.files]
-    return Measured(rows, reader.lines, [*reader.names], reader.notes)
+    return reader.measured()
 
 
 def text_parts(
-    files: Sequence[tuple[int, TableFile]],
-    how: TextColumns,
-    part_bytes: int,
-    groups: Sequence[Any],
+    files: Sequence[tuple[int, TableFile]], how: TextColumns, part_bytes: int
 ) -> list[TextPart]:
-    """Divides text files into parts, in their order.
+    """Divides text files into parts, in their order, as far as they can be divided.
 
     Args:
         part_bytes: approximate maximum size of a part.
-        groups: whole files in one part have the same of these.
     """
     parts: list[TextPart] = []
-    size = 0
     for number, file in files:
-        whole = TextPart([(number, file)], how)
-        if whole.is_alone(part_bytes):
-            ranges = _ranges(whole, part_bytes) if _is_plain(file, how.text) else []
-            parts += ranges or [whole]
-            continue
-        of_file, last = whole.text_size, parts[-1] if parts else whole
-        follows = last.within is None and last.files[-1][0] == number - 1
-        follows = follows and not last.is_alone(part_bytes) and size + of_file <= part_bytes
-        if follows and groups[number - 1] == groups[number]:
-            parts[-1] = last._replace(files=[*last.files, (number, file)])
-        else:
-            parts.append(whole)
-            size = 0
-        size += of_file
+        whole = TextPart(file, number, how)
+        parts += (whole.text_size > part_bytes and _ranges(whole, part_bytes)) or [whole]
     return parts
-
-
-def _is_plain(file: TableFile, text: TextFormat) -> bool:
-    return text.compression == "none" or compression_of(file.path) == "none"
 
 
 def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
     """Returns parts of the lines of a file; none if they cannot be read on their own."""
-    ((_, file),), text = part.files, part.how.text
-    if other_encoding(text.encoding) is not None:
+    file, text = part.table, part.how.text
+    if other_encoding(text.encoding) is not None or not part.is_plain:
         return []
     names: tuple[str, ...] = ()
     if file.kind.delimited:
-        if native.host is None or text.escape not in (None, NONE):
+        if text.escape not in (None, NONE):
             return []
         names = tuple(file.kind.names(file.path, text))
         if len(names) < 2 or any("\n" in name or "\r" in name for name in names):
@@ -294,99 +282,70 @@ def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
 class TextReader:
     """Reads a part once.
 
+    Args:
+        content: the text to read in place of the file; None is that of the file.
+
     Attributes:
-        rows: file -> number of its rows.
-        lines: number of lines of the last file.
-        names: names of the columns that were found.
         numbers: columns of nothing but numbers of JSON, so far.
-        notes: lines about rows of several lines.
     """
 
-    def __init__(self, part: TextPart) -> None:
-        self._part, self._how = part, part.how
-        self.rows: dict[int, int] = {}
-        self.lines = 0
-        self.names: dict[str, None] = {}
-        self.numbers = set(part.how.columns)
-        self.notes: list[str] = []
+    def __init__(self, part: TextPart, content: bytes | None = None) -> None:
+        self._content = content
+        self._part, self._how, self._kind = part, part.how, part.table.kind
+        self._partition = part.table.partition
+        self.numbers = set(part.how.columns) - self._partition.keys()
+        self._names: dict[str, None] = {}
+        self._spans, self._rows = Spans(), 0
         self._floats = set(part.how.floats)
+
+    def measured(self) -> Measured:
+        """Returns what has been read."""
+        note = self._spans.note(self._part.source, self._how.text)
+        notes = [] if note is None else [note]
+        return Measured(self._rows, self._spans.read, [*self._names], notes)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields the rows, some at a time; see `TextPart.read`."""
-        by_partition = itertools.groupby(self._part.files, lambda one: one[1].partition)
-        for partition, files in by_partition:
-            yield from self._of_files(list(files), partition, columns)
-
-    def _of_files(
-        self,
-        files: list[tuple[int, TableFile]],
-        partition: dict[str, str | None],
-        columns: Sequence[str],
-    ) -> Iterator[pa.RecordBatch]:
-        how, kind = self._how, files[0][1].kind
+        part, how, kind = self._part, self._how, self._kind
         assert isinstance(kind, Text)
-        self.numbers -= partition.keys()
-        in_file = [name for name in how.columns if name not in partition]
+        in_file = [name for name in how.columns if name not in self._partition]
         read = [name for name in in_file if name in columns]
         distinct = {name for name in read if name not in how.cells.plain}
-        lists = how.cells.separators
-        reading = Reading(how.text, lists, read, distinct=distinct, numbers=self._floats)
-        paths = [file.path for _, file in files]
-        together = kind.read_together(paths, reading) if len(files) > 1 else None
-        if together is not None:
-            found, rows = together
-            kind.check_names(paths[0], found[0], how.text, in_file)
-            counts = zip((number for number, _ in files), rows, strict=True)
-            yield from self._batch(kind, found, partition, dict(counts), columns)
-            return
-        for number, file in files:
-            yield from self._of_file(number, file, kind, reading, in_file, partition, columns)
-
-    def _of_file(
-        self,
-        number: int,
-        file: TableFile,
-        kind: Text,
-        reading: Reading,
-        in_file: Sequence[str],
-        partition: dict[str, str | None],
-        columns: Sequence[str],
-    ) -> Iterator[pa.RecordBatch]:
-        spans, within, names = Spans(), self._part.within, self._part.names
-        problems: dict[int, str] | None = {} if self._how.quarantine else None
-        reading = reading._replace(problems=problems, spans=spans, within=within)
-        if names and within is not None and within.begin:
-            text = replace(reading.text, columns=names, header=False)
-            reading = reading._replace(text=text)
+        problems: dict[int, str] | None = {} if how.quarantine else None
+        text = how.text
+        if part.names and part.within is not None and part.within.begin:
+            text = replace(text, columns=part.names, header=False)
+        reading = Reading(
+            text,
+            how.cells.separators,
+            read,
+            problems,
+            self._spans,
+            distinct=distinct,
+            within=part.within,
+            numbers=self._floats,
+            content=self._content,
+        )
         try:
-            for read in kind.read(file.path, reading):
-                kind.check_names(file.path, read[0], self._how.text, in_file)
-                rows = {number: len(read[1])}
-                yield from self._batch(kind, read, partition, rows, columns, problems)
+            read_rows = kind.read(part.table.path, reading, how.cells, self.numbers)
+            for names, lines, found in read_rows:
+                kind.check_names(part.table.path, names, how.text, in_file)
+                self._names |= dict.fromkeys([*names, *self._partition])
+                self._rows += len(lines)
+                if len(lines) and columns:
+                    yield self._batch(lines, found, columns, problems)
         except LineError as error:
             raise ValueError(f"{error}{LEAVES_OUT}") from error
-        self.lines = spans.read
-        self.notes += filter(None, [spans.note(file.path, self._how.text)])
 
     def _batch(
         self,
-        kind: Text,
-        read: Rows,
-        partition: dict[str, str | None],
-        counts: dict[int, int],
+        lines: np.ndarray,
+        found: dict[str, pa.Array],
         columns: Sequence[str],
-        problems: dict[int, str] | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields rows as `Text.read` does, if there are any."""
-        names, lines, found = read
-        how, rows = self._how, len(lines)
-        self.names |= dict.fromkeys([*names, *partition])
-        for number, count in counts.items():
-            self.rows[number] = self.rows.get(number, 0) + count
-        if not rows or not columns:
-            return
-        arrays = {name: kind.array(name, c, how.cells, how.text, self.numbers) for name, c in found}
-        arrays |= {name: pa.array([value] * rows) for name, value in partition.items()}
+        problems: dict[int, str] | None,
+    ) -> pa.RecordBatch:
+        rows, partition = len(lines), self._partition.items()
+        arrays = found | {name: pa.array([value] * rows) for name, value in partition}
         made: list[pa.Array] = []
         for name in columns:
             if name == LINE:
@@ -396,7 +355,7 @@ class TextReader:
                 made.append(pa.array(wrong, pa.string()) if wrong else pa.nulls(rows, pa.string()))
             else:
                 made.append(self._typed(name, arrays.get(name, pa.nulls(rows))))
-        yield pa.RecordBatch.from_arrays(made, [*columns])
+        return pa.RecordBatch.from_arrays(made, [*columns])
 
     def _typed(self, name: str, array: pa.Array) -> pa.Array:
         """Returns a column in the type that it has in every batch, unless it is of numbers."""

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import FilePart, JoinedPart, joined, parts_of_file
+from dlrm.data.tables.parts import FilePart, JoinedPart, joined, part_of, parts_of_file
 from dlrm.data.tables.text_parts import (
     Measured,
-    Origin,
     TextColumns,
     TextPart,
     copy,
@@ -234,14 +234,15 @@ def _parts(
     groups = list(zip(splits or [0] * len(files), slices, strict=True))
     if isinstance(kind, Text):
         with run.stage("lines") as stage:
-            parts = list(_text_parts(run, numbered, how, max(most, _LEAST_TEXT), groups))
-            stage.rows, stage.size = sum(part.rows for part in parts), size
-        yield from parts
+            found = list(_text_parts(run, numbered, how, max(most, _LEAST_TEXT), groups))
+            stage.rows, stage.size = sum(part.rows for part in found), size
+        yield from found
         return
     for file in files:
         check_columns(file.path, file.columns(run.options.format), how.columns)
     of_files = (parts_of_file(number, file, most) for number, file in numbered)
-    yield from joined([*itertools.chain.from_iterable(of_files)], most, groups)
+    parts = [*itertools.chain.from_iterable(of_files)]
+    yield from map(part_of, joined(parts, [part.size for part in parts], most, groups))
 
 
 def _text_parts(
@@ -251,12 +252,14 @@ def _text_parts(
     part_bytes: int,
     groups: Sequence[Any],
 ) -> Iterator[Part]:
-    parts = text_parts(files, how, part_bytes, groups)
-    stored = run.work.once("lines", lambda: [*run.engine.map(measure, parts)])
+    parts = text_parts(files, how, part_bytes)
+    together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
+    of_groups = partial(run.engine.map, measure, [*map(part_of, together)])
+    stored = run.work.once("lines", lambda: [*itertools.chain(*of_groups())])
     measured = [one and Measured(*one) for one in stored]
     folder, lines, copies = run.work.folder("copies"), dict[int, int](), dict[int, Any]()
     for part, one in zip(parts, measured, strict=True):
-        if one is None or part.is_alone(part_bytes):
+        if one is None or (part.within is None and part.text_size > part_bytes):
             whole = part._replace(within=None, names=())
             copies[part.file] = whole, str(folder / f"{part.file}.arrow")
     stored = run.work.once("copies", lambda: [*run.engine.map(_copy, [*copies.values()])])
@@ -267,25 +270,27 @@ def _text_parts(
     found = [one for one in [*measured, *copied.values()] if one is not None]
     for note in [note for one in found for note in one.notes][:_MOST_NOTES]:
         run.say(note)
-    if any(sum(one.rows) for one in found):
+    if any(one.rows for one in found):
         names = {name for one in found for name in one.names}
         missing = [name for name in how.columns if name not in names]
         check_columns(files[0][1].path, found[0].names, missing)
-    for part, one in zip(parts, measured, strict=True):
-        number, file = part.files[0]
-        if number in copied:
-            if number in copies and any(copied[number].rows):
-                copy_of = Path(copies.pop(number)[1]), ARROW
-                yield from parts_of_file(number, file, part_bytes, copy_of)
-            continue
-        assert one is not None
-        rows = zip(part.files, one.rows, strict=True)
-        origins = [Origin(str(file.path), number, count) for (number, file), count in rows]
-        if part.within is not None:
-            before = lines.get(number, 0)
-            part = part._replace(within=part.within._replace(lines=before))
-            lines[number] = before + one.lines
-        yield part._replace(origins=origins)
+    known = iter(measured)
+    for group in together:
+        made: list[TextPart] = []
+        for part, one in zip(group, known, strict=False):
+            if part.file in copied:
+                if part.file in copies and copied[part.file].rows:
+                    copy_of = Path(copies.pop(part.file)[1]), ARROW
+                    yield from parts_of_file(part.file, part.table, part_bytes, copy_of)
+                continue
+            assert one is not None
+            if part.within is not None:
+                before = lines.get(part.file, 0)
+                part = part._replace(within=part.within._replace(lines=before))
+                lines[part.file] = before + one.lines
+            made.append(part._replace(rows=one.rows))
+        if made:
+            yield part_of(made)
 
 
 def _copy(item: tuple[TextPart, str]) -> Measured:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.parts import FilePart
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.source import Read, Rejected
 
@@ -40,7 +42,9 @@ class TableSource:
         """Yields the rows of a part; see `Source`."""
         part.check()
         earlier = None if self.known is None else _loaded(*self.known)
-        own = Transform.load(self.fitted) if facts is None and self.fitted is not None else None
+        own = None
+        if facts is None and self.fitted is not None:
+            own = _fitted(self.fitted, facts_file(Path(self.fitted)).stat().st_mtime_ns)
         reader = RowReader(self.schema, fitted=earlier, texts=facts is not None, numbers=own)
         columns = [*dict.fromkeys([*reader.columns, *self.others]), *[PROBLEM] * part.staged]
         first_row = part.first_row
@@ -61,6 +65,12 @@ def _loaded(directory: str, lookups: str) -> Transform:
     transform = Transform.load(directory)
     transform.use_lookups(lookups)
     return transform
+
+
+@lru_cache(maxsize=1)
+def _fitted(directory: str, changed: int) -> Transform:
+    """Returns a transform, which a process loads once while its files are unchanged."""
+    return Transform.load(directory)
 
 
 def _wrong(batch: pa.RecordBatch) -> list[RowError]:

@@ -4,7 +4,6 @@ from io import BytesIO
 
 import pytest
 
-from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.row_error import RowError
 from dlrm.preproc.logs import raw_log
@@ -28,15 +27,6 @@ def log(tmp_path):
     path = tmp_path / "day_0"
     path.write_text("".join(LINES))
     return path
-
-
-@pytest.fixture(params=["native", "numpy"], autouse=True)
-def parser(request, monkeypatch):
-    """Each parser."""
-    if request.param == "numpy":
-        monkeypatch.setattr(native, "host", None)
-    elif native.host is None:
-        pytest.skip("the native parser is not built")
 
 
 def split_days(paths, split_bytes):

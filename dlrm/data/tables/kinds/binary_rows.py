@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.clicks import layout
-from dlrm.data.tables.kinds.columnar import BATCH_VALUES, Columnar, Group, Groups
+from dlrm.data.tables.kinds.columnar import BATCH_VALUES, Columnar, Groups
 from dlrm.mapped_files import map_file
 
 _WORD = np.dtype("<i4")
@@ -33,16 +33,18 @@ class _Blocks(Groups):
         self.schema = pa.schema(list(kinds.items()))
         self.num_groups = -(-len(self._rows) // _BLOCK_ROWS)
 
-    def group(self, number: int) -> Group:
+    def rows(self, number: int) -> int:
+        return min(_BLOCK_ROWS, len(self._rows) - number * _BLOCK_ROWS)
+
+    def place(self, number: int) -> tuple[int, int]:
         begin = number * _BLOCK_ROWS
-        end = min(begin + _BLOCK_ROWS, len(self._rows))
-        return Group(end - begin, begin * self._row_bytes, end * self._row_bytes)
+        return begin * self._row_bytes, (begin + self.rows(number)) * self._row_bytes
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([self.schema.field(name) for name in columns])
         places = [self.schema.names.index(name) for name in columns]
         first, size = number * _BLOCK_ROWS, max(BATCH_VALUES // len(columns), 1)
-        end = first + self.group(number).rows
+        end = first + self.rows(number)
         for begin in range(first, end, size):
             words = np.ascontiguousarray(self._rows[begin : min(begin + size, end)].T[places])
             dtypes = (field.type.to_pandas_dtype() for field in schema)

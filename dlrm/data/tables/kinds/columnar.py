@@ -1,27 +1,30 @@
-"""Files of columns, whose rows are in groups that are read on their own."""
+"""Files of Parquet, ORC and Arrow, whose rows are in groups that are read on their own."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
-from dlrm.data.tables.kinds.types import is_list
+from dlrm.data.tables.kinds.types import (
+    is_list,
+    is_text,
+    plain_array,
+    plain_field,
+    text_as_bytes,
+)
 
 BATCH_VALUES = 1 << 20  # read at a time, of all columns: 15 MB as Arrow and as fields
-
-
-class Group(NamedTuple):
-    """Rows that are stored together: their number, and their bytes [begin, end) in the file."""
-
-    rows: int
-    begin: int
-    end: int
+_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x1f]")
+_STREAM = b"\xff\xff\xff\xff"  # before each message of Arrow
 
 
 class Groups:
@@ -30,15 +33,23 @@ class Groups:
     Attributes:
         schema: its columns.
         num_groups: the number of groups of rows.
+        size: bytes of the file.
     """
 
     schema: pa.Schema
     num_groups: int
-    _groups: Sequence[Group]
+    size: int
 
-    def group(self, number: int) -> Group:
-        """Returns a group's size and place."""
-        return self._groups[number]
+    def rows(self, number: int) -> int:
+        """Returns the number of rows of a group."""
+        raise NotImplementedError
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns the bytes of a group, its begin and end; the bytes of all have every value.
+
+        Where pyarrow does not tell them they are a share of the file, as here.
+        """
+        return self.size * number // self.num_groups, self.size * (number + 1) // self.num_groups
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields a group's rows, about `BATCH_VALUES` values at a time.
@@ -121,12 +132,19 @@ class Columnar(Kind):
             raise ValueError(f"{source}: two columns are called {twice[0]!r}")
         added = {name: value for name, value in partition.items() if name in columns}
         wanted = [name for name in columns if name in names and name not in added]
-        try:
-            batches = (
-                opened.batches(number, wanted) if wanted else _empty(opened.group(number).rows)
-            )
-            for batch in batches:
+        with self._named(source, number):
+            for batch in opened.batches(number, wanted) if wanted else _empty(opened.rows(number)):
                 yield _with_constants(batch, added)
+
+    def rows(self, opened: Groups, source: str | Path, number: int) -> int:
+        """Returns the number of rows of a group; see `read`."""
+        with self._named(source, number):
+            return opened.rows(number)
+
+    @contextmanager
+    def _named(self, source: str | Path, number: int) -> Iterator[None]:
+        try:
+            yield
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -187,3 +205,191 @@ def _with_constants(batch: pa.RecordBatch, values: Mapping[str, str | None]) -> 
 def first_line(error: BaseException) -> str:
     """Returns the beginning of an error of Arrow, which may have a traceback of its own."""
     return str(error).partition("\n")[0][:200]
+
+
+class Parquet(Columnar):
+    """Parquet, of which text is read as indices of values."""
+
+    name, title, group, magic = "parquet", "Parquet", "row group", b"PAR1"
+    suffixes = (".parquet", ".pq", ".parq")
+
+    def groups_of(self, path: str | Path) -> Groups:
+        """Opens a file; see `Columnar.groups_of`."""
+        return _RowGroups(path)
+
+    def problem(self, error: Exception) -> str:
+        """Returns the problem of a row group."""
+        if "lists to be of size" in str(error):
+            return "null lists of a fixed size, which pyarrow reads in memory alone"
+        return super().problem(error)
+
+
+class _RowGroups(Groups):
+    def __init__(self, path: str | Path) -> None:
+        self._path, self._file = path, pq.ParquetFile(path, memory_map=True)
+        self.schema, self.num_groups = self._file.schema_arrow, self._file.metadata.num_row_groups
+
+    def rows(self, number: int) -> int:
+        return self._file.metadata.row_group(number).num_rows
+
+    def place(self, number: int) -> tuple[int, int]:
+        facts, places = self._file.metadata.row_group(number), []
+        for i in range(facts.num_columns):
+            chunk = facts.column(i)
+            begin = chunk.data_page_offset
+            if chunk.has_dictionary_page:
+                begin = min(begin, chunk.dictionary_page_offset)
+            places += [begin, begin + chunk.total_compressed_size]
+        return min(places, default=0), max(places, default=0)
+
+    def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        size = rows_at_once(self.rows(number), self._values(number, columns))
+        yield from self._with_indices.iter_batches(size, [number], columns, use_threads=False)
+
+    @cached_property
+    def _with_indices(self) -> pq.ParquetFile:
+        """The file with columns of text as indices of values."""
+        text = [path for field in self.schema for path in self._text_paths(field)]
+        metadata = self._file.metadata  # of which nothing is read twice
+        return pq.ParquetFile(self._path, metadata=metadata, read_dictionary=text, memory_map=True)
+
+    def _text_paths(self, field: pa.Field) -> list[str]:
+        """Returns Parquet's paths of a column's text, or of the text in its lists."""
+        if is_text(field.type):
+            return [field.name]
+        if not is_list(field.type) or not is_text(field.type.value_type):
+            return []
+        columns = self._file.metadata.schema
+        paths = (columns.column(i).path for i in range(self._file.metadata.num_columns))
+        return [path for path in paths if path.startswith(f"{field.name}.")]
+
+    def _values(self, number: int, columns: Sequence[str]) -> int:
+        """Returns the number of values of columns in a row group, including those of lists."""
+        facts, values = self._file.metadata.row_group(number), 0
+        for i in range(facts.num_columns):
+            path = facts.column(i).path_in_schema
+            if path in columns or any(path.startswith(f"{name}.") for name in columns):
+                values += facts.column(i).num_values
+        return values
+
+
+class Orc(Columnar):
+    """ORC, as Hive, Trino and Spark write it, of which a stripe is read at a time."""
+
+    name, title, group, magic = "orc", "ORC", "stripe", b"ORC"
+    suffixes = (".orc",)
+
+    def begins(self, start: bytes) -> bool:
+        """Returns whether a file begins as ORC, and not as text with these letters."""
+        return super().begins(start) and _NO_TEXT.search(start) is not None
+
+    def groups_of(self, path: str | Path) -> Groups:
+        """Opens a file; see `Columnar.groups_of`."""
+        try:
+            from pyarrow.orc import ORCFile
+        except ImportError as error:  # some builds of pyarrow leave it out
+            raise ValueError(f"{path}: expected a pyarrow with ORC, got none ({error})") from error
+        return _Stripes(ORCFile(str(path)))
+
+
+class _Stripes(Groups):
+    def __init__(self, file: Any) -> None:
+        self._file, self.schema, self.num_groups = file, file.schema, file.nstripes
+        self.size = file.file_length
+
+    def rows(self, number: int) -> int:
+        # pyarrow does not tell it. Times may be beyond those of Arrow.
+        of_time = [pa.types.is_temporal(kind) for kind in self.schema.types]
+        column = of_time.index(min(of_time))
+        return self._file.read_stripe(number, [column]).num_rows
+
+    def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        stripe = self._file.read_stripe(number, list(columns))
+        arrays = [a.dictionary_encode() if is_text(a.type) else a for a in stripe.columns]
+        yield from slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
+
+
+class ArrowIpc(Columnar):
+    """Files and streams of Arrow, as Polars and pandas write them, which are mapped into memory."""
+
+    name, title, group, magic = "arrow", "Arrow", "record batch", b"ARROW1"
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+
+    def begins(self, start: bytes) -> bool:
+        """Returns whether a file begins as a file or a stream."""
+        return start.startswith((self.magic, _STREAM))
+
+    def groups_of(self, path: str | Path) -> Groups:
+        """Opens a file or a stream; see `Columnar.groups_of`."""
+        mapped = pa.memory_map(str(path))
+        if not mapped.size():
+            raise pa.ArrowInvalid("0 bytes")
+        is_file = mapped.size() > 10 and mapped.read_at(len(self.magic), 0) == self.magic
+        return _File(mapped) if is_file else _Stream(mapped)
+
+
+class _Batches(Groups):
+    """Record batches."""
+
+    def __init__(self, mapped: pa.MemoryMappedFile, schema: pa.Schema) -> None:
+        self._mapped, self.schema, self.size = mapped, schema, mapped.size()
+
+    def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        batch = self._batch(number, [self.schema.get_field_index(name) for name in columns])
+        for array in batch.columns:  # whose offsets and indices nothing has checked yet
+            array.view(text_as_bytes(array.type)).validate(full=True)
+        schema = pa.schema([plain_field(field) for field in batch.schema])
+        for part in slices(batch):
+            arrays = map(plain_array, part.columns, schema.types)
+            yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+
+    def rows(self, number: int) -> int:
+        return self._batch(number, [0]).num_rows
+
+    def _batch(self, number: int, columns: list[int]) -> pa.RecordBatch:
+        raise NotImplementedError
+
+
+class _File(_Batches):
+    def __init__(self, mapped: pa.MemoryMappedFile) -> None:
+        reader = pa.ipc.open_file(mapped)
+        super().__init__(mapped, reader.schema)
+        self.num_groups = reader.num_record_batches
+        self._open: tuple[list[int], pa.RecordBatchFileReader] | None = None
+
+    def _batch(self, number: int, columns: list[int]) -> pa.RecordBatch:
+        if self._open is None or self._open[0] != columns:
+            options = pa.ipc.IpcReadOptions(included_fields=columns)
+            self._open = columns, pa.ipc.open_file(self._mapped, options=options)
+        return self._open[1].get_batch(number)
+
+
+class _Stream(_Batches):
+    """A stream, whose messages are found by reading it once.
+
+    A record batch is read from a stream of its own, with the dictionaries before it.
+    """
+
+    def __init__(self, mapped: pa.MemoryMappedFile) -> None:
+        super().__init__(mapped, pa.ipc.open_stream(mapped).schema)
+        heads: list[tuple[int, int]] = []  # places of the schema and of dictionaries
+        self._places: list[list[tuple[int, int]]] = []  # what is read for each record batch
+        mapped.seek(0)
+        last = 0
+        for message in pa.ipc.MessageReader.open_stream(mapped):
+            place = (last, last := mapped.tell())
+            if message.type == "record batch":
+                self._places.append([*heads, place])
+            else:
+                heads.append(place)
+        self.num_groups = len(self._places)
+        if mapped.tell() == last:
+            raise pa.ArrowInvalid("the stream has no end; its writer was not closed")
+        if mapped.tell() < mapped.size():
+            raise pa.ArrowInvalid(f"{mapped.size() - mapped.tell()} bytes after the stream's end")
+
+    def _batch(self, number: int, columns: list[int]) -> pa.RecordBatch:
+        places = self._places[number]
+        stream = b"".join(self._mapped.read_at(end - begin, begin) for begin, end in places)
+        options = pa.ipc.IpcReadOptions(included_fields=columns)
+        return pa.ipc.open_stream(stream, options=options).read_next_batch()

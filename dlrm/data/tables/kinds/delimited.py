@@ -3,19 +3,15 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from dlrm.data.sources.csv_rows import (
-    Chunk,
     Reading,
     check_names,
     delimiter_hint,
     read_csv,
-    read_together,
 )
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cell, Cells
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.text import Rows, Text
 
 
@@ -36,41 +32,21 @@ class Csv(Text):
         chunks = read_csv(path, Reading(text, columns=(), problems={}))
         return next((chunk.names for chunk in chunks), [])
 
-    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
+    def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
         try:
-            yield from map(_rows_of, read_csv(path, reading))
+            for names, lines, columns in read_csv(path, reading):
+                read = {n: c for n, c in zip(names, columns, strict=True) if c is not None}
+                numbers.difference_update(read)
+                text = reading.text
+                yield names, lines, {name: cells.array(name, read[name], text) for name in read}
         except ValueError as error:
             if hint := delimiter_hint(path, reading.text):
                 raise ValueError(f"{error}{hint}") from error
             raise
-
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files; see `Text.read_together`."""
-        read = read_together(paths, reading)
-        return None if read is None else (_rows_of(read[0]), read[1])
-
-    def array(
-        self,
-        name: str,
-        column: pa.Array | list[Cell],
-        cells: Cells,
-        text: TextFormat,
-        numbers: set[str],
-    ) -> pa.Array:
-        """Returns the cells of a column; see `Text.array`."""
-        numbers.discard(name)
-        return cells.array(name, column, text)
 
     def check_names(
         self, path: Path, names: Sequence[str], text: TextFormat, wanted: Sequence[str]
     ) -> None:
         """Raises ValueError if a file lacks columns or has one twice; see `Text.check_names`."""
         check_names(path, names, text, wanted)
-
-
-def _rows_of(chunk: Chunk) -> Rows:
-    pairs = zip(chunk.names, chunk.columns, strict=True)
-    return chunk.names, chunk.lines, [(name, cells) for name, cells in pairs if cells is not None]

@@ -1,9 +1,9 @@
 """Files of JSON lines, whose rows become columns of text; numbers keep their text."""
 
 import io
+import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,26 +14,20 @@ from dlrm.data.sources import native
 from dlrm.data.sources.csv_rows import Reading, Spans, array_of_cells
 from dlrm.data.sources.row_error import LineError
 from dlrm.data.sources.text_files import (
-    LONGEST_LINE,
-    archive_named,
-    is_plain,
+    has_lone_returns,
+    is_utf_8,
     not_utf_8,
-    open_text,
-    other_encoding,
     read_blocks,
-    read_plain,
-    too_long,
     without_mark,
-    wrong_encoding,
 )
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Rows, Text
+from dlrm.data.tables.kinds.text import Rows, Text
 from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import is_inexact, number_text
 from dlrm.documents import brief
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 16 << 20
 _FIRST_ROWS = 1000  # whose columns are those of the file
 
 
@@ -50,56 +44,38 @@ class JsonLines(Text):
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns of the first 1,000 rows."""
-        first = Reading(replace(text, chunk_rows=_FIRST_ROWS), columns=())
-        return next((block.names for block in _Rows(path, first).of_file()), [])
+        return _Rows(path, Reading(text, columns=())).first_names()
 
-    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
+    def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
-        text, columns, rows = reading.text, reading.columns, _Rows(path, reading)
-        is_utf_8 = other_encoding(text.encoding) is None
-        for block in rows.of_blocks() if is_utf_8 else rows.of_file():
+        columns, size = reading.columns, reading.text.chunk_rows
+        for block in _Rows(path, reading).of_file():
             if isinstance(block, JsonRows):
-                names, lines = block.names, np.array(block.lines, np.int64)
-                cells: list[Column] = [
-                    (name, [row.get(name) for row in block.cells])
-                    for name in names
-                    if columns is None or name in columns
-                ]
-                yield names, lines, cells
+                wanted = [name for name in block.names if columns is None or name in columns]
+                of_column = {name: [row.get(name) for row in block.cells] for name in wanted}
+                arrays = {n: _array(n, c, cells, numbers, reading) for n, c in of_column.items()}
+                yield block.names, np.array(block.lines, np.int64), arrays
                 continue
-            columns_of_block = _cells_of(block, reading.distinct)
-            for begin in range(0, len(block.lines), text.chunk_rows):
-                some = slice(begin, begin + text.chunk_rows)
-                cells = [(name, column.rows(some)) for name, column in columns_of_block.items()]
-                yield block.names, block.lines[some], cells
+            every = _arrays_of(block, reading.distinct)
+            others = {n for n, c in zip(block.names, block.columns, strict=False) if _has_text(c)}
+            for begin in range(0, len(block.lines), size):
+                some = slice(begin, begin + size)
+                numbers -= others
+                yield block.names, block.lines[some], {n: array[some] for n, array in every.items()}
 
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files; see `Text.read_together`."""
-        if (contents := read_plain(paths)) is None:
-            return None
-        if (block := _Rows(paths[0], reading).read_block(b"".join(contents))) is None:
-            return None
-        ends = np.cumsum([content.count(b"\n") for content in contents])
-        file = np.searchsorted(ends, block.lines)
-        begins = ends - np.diff(ends, prepend=0)
-        cells: list[Column] = [*_cells_of(block, reading.distinct).items()]
-        rows_of = np.bincount(file, minlength=len(paths)).tolist()
-        return (block.names, block.lines - begins[file], cells), rows_of
 
-    def array(
-        self,
-        name: str,
-        column: pa.Array | list[Cell],
-        cells: Cells,
-        text: TextFormat,
-        numbers: set[str],
-    ) -> pa.Array:
-        """Returns the cells of a column; see `Text.array`."""
-        if isinstance(column, JsonCells):
-            return column.plain(name, numbers)
-        return cells.array(name, plain_numbers(column, name, numbers))
+def _array(
+    name: str, column: list[Cell], cells: Cells, numbers: set[str], reading: Reading
+) -> pa.Array:
+    column = plain_numbers(column, name, numbers)
+    if reading.mixed is None:
+        return cells.array(name, column)
+    kinds = {type(cell) for cell in column if cell is not None}
+    if list in kinds and len(kinds) > 1:
+        reading.mixed[name] = None
+    elif kinds:
+        return pa.array(column, pa.list_(pa.string()) if list in kinds else pa.string())
+    return pa.nulls(len(column))
 
 
 def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[Cell]:
@@ -129,46 +105,26 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
-class JsonCells(NamedTuple):
-    """The cells of a column as indices of distinct texts, or as numbers.
+def _has_text(column: native.Column) -> bool:
+    return isinstance(column, native.Texts) and not column.tags.all()
 
-    Attributes:
-        array: the cells.
-        tags: those of the texts; see `native.Texts`.
-        distinct: whether the column may stay as it is.
-    """
 
-    array: pa.Array
-    tags: np.ndarray
-    distinct: bool
-
-    def rows(self, some: slice) -> "JsonCells":
-        """Returns the cells of some rows."""
-        return self._replace(array=self.array[some])
-
-    def plain(self, name: str, numbers: set[str]) -> pa.Array:
-        """Returns the cells; see `plain_numbers`."""
-        array = self.array
-        if not self.tags.all():
-            numbers.discard(name)
-        others = np.flatnonzero(self.tags == native.OTHER_NUMBER).tolist()
-        if others:
+def _arrays_of(block: native.JsonBlock, distinct: Collection[str]) -> dict[str, pa.Array]:
+    """Returns the columns that were kept, of which some may stay indices; see `plain_numbers`."""
+    arrays = {}
+    for name, column in zip(block.names, block.columns, strict=False):
+        if column is None:
+            continue
+        array = arrays[name] = array_of_cells(column)
+        if not isinstance(column, native.Texts):
+            continue
+        if others := np.flatnonzero(column.tags == native.OTHER_NUMBER).tolist():
             texts = array.dictionary.to_pylist()
             for place in others:
                 texts[place] = _plain(texts[place])
             array = pa.DictionaryArray.from_arrays(array.indices, pa.array(texts, pa.string()))
-        return array if self.distinct else array.dictionary_decode()
-
-
-def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonCells]:
-    """Returns the columns that were kept, of which some may stay indices."""
-    cells = {}
-    for name, column in zip(block.names, block.columns, strict=False):
-        if isinstance(column, native.Texts):
-            cells[name] = JsonCells(array_of_cells(column), column.tags, name in distinct)
-        elif column is not None:
-            cells[name] = JsonCells(array_of_cells(column), np.empty(0), True)
-    return cells
+        arrays[name] = array if name in distinct else array.dictionary_decode()
+    return arrays
 
 
 class JsonRows(NamedTuple):
@@ -191,34 +147,34 @@ class _Rows:
         self._names: dict[str, int] = {}
         self._line = 0  # lines that have been read
 
-    def of_file(self) -> Iterator[JsonRows]:
-        """Yields all rows, in the encoding, the compression and the size of the format."""
-        text = self._reading.text
-        with (
-            open_text(self._path, text.encoding, text.compression) as file,
-            archive_named(self._path, lambda: self._line),
-        ):
-            lines = iter(lambda: _line(file, self._path, self._line, text.encoding), "")
-            yield from self._of_lines(lines, text.chunk_rows)
+    def first_names(self) -> list[str]:
+        """Returns the columns of the first 1,000 rows."""
+        lines = itertools.chain.from_iterable(map(_lines_of, self._blocks()))
+        return next(self._of_lines(lines, _FIRST_ROWS)).names
 
-    def of_blocks(self) -> Iterator[JsonRows | native.TextBlock]:
-        """Yields the rows of a file in UTF-8, most of them read by the compiled host code."""
-        text, within = self._reading.text, self._reading.within
-        self._line = 0 if within is None else within.lines
-        for block in read_blocks(self._path, _BLOCK_BYTES, None, text.compression, within):
+    def of_file(self) -> Iterator[JsonRows | native.JsonBlock]:
+        """Yields all rows, most of them read by the compiled host code."""
+        for block in self._blocks():
             if (read := self.read_block(block)) is not None:
                 yield read
             else:
-                lines = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
-                yield from self._of_lines(lines, text.chunk_rows)
+                yield from self._of_lines(_lines_of(block), self._reading.text.chunk_rows)
         yield JsonRows(list(self._names), [], [])
 
-    def read_block(self, block: bytes) -> native.TextBlock | None:
+    def _blocks(self) -> Iterator[bytes]:
+        text, within = self._reading.text, self._reading.within
+        if self._reading.content is not None:
+            return iter([self._reading.content])
+        self._line = 0 if within is None else within.lines
+        place = text.encoding, text.compression, within, lambda: self._line
+        return read_blocks(self._path, _BLOCK_BYTES, *place)
+
+    def read_block(self, block: bytes) -> native.JsonBlock | None:
         """Returns the rows of a block if they have nothing that needs a decision."""
         wanted, lists, numbers = self._reading.columns, self._reading.lists, self._reading.numbers
-        if native.host is None or wanted is None or (lists and not set(lists).isdisjoint(wanted)):
+        if wanted is None or (lists and not set(lists).isdisjoint(wanted)):
             return None
-        if not is_plain(block):
+        if b"\0" in block or has_lone_returns(block) or not is_utf_8(block):
             return None
         if not self._names:
             self._names |= dict.fromkeys(_first_names(block), 0)
@@ -229,7 +185,7 @@ class _Rows:
             for i in of_numbers:
                 kept[i] = native.NUMBERS
             read = native.read_json(block, names, kept)
-            if read.outcome != native.ROWS:
+            if not read.decided:
                 return None
             self._names |= dict.fromkeys(read.names, 0)
             if set(read.names[len(names) :]).isdisjoint(wanted):
@@ -249,8 +205,6 @@ class _Rows:
             self._line += 1
             self._spans.read += 1
             number = self._line
-            if len(line) == LONGEST_LINE and not line.endswith("\n"):
-                raise too_long(path, number)
             if not line.strip():
                 continue
             if number == 1 and line.lstrip()[0] == "[" and problems is None:
@@ -284,11 +238,8 @@ def _first_names(block: bytes) -> list[str]:
     return [] if any(map(not_utf_8, names)) else names
 
 
-def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
-    try:
-        return file.readline(LONGEST_LINE)
-    except UnicodeError as error:
-        raise wrong_encoding(path, number, encoding, error) from None
+def _lines_of(block: bytes) -> Iterable[str]:
+    return io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
 
 
 def _row(line: str, number: int, reading: Reading) -> dict[str, Cell]:

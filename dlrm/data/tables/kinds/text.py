@@ -9,47 +9,28 @@ import pyarrow as pa
 
 from dlrm.data.sources.csv_rows import Reading, Spans
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cell, Cells
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
 
 LINE = " line"  # column of a copy of text: the line of the row
 PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and the row
 NUMBERS = {b"kind": b"number"}  # metadata of a column of text that was numbers
-Column = tuple[str, pa.Array | list[Cell]]  # name and cells
-Rows = tuple[list[str], np.ndarray, list[Column]]  # names and lines, and cells of columns
+Rows = tuple[list[str], np.ndarray, dict[str, pa.Array]]  # names, lines, and columns that are read
 
 
 class Text(Kind):
     """A kind of text files, plain or compressed, in the form that a `TextFormat` describes."""
 
-    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
+    def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file, some at a time.
+
+        Args:
+            cells: the columns of lists and of numbers in text.
+            numbers: names of columns, of which those are removed that have other values than
+                numbers of JSON.
 
         Raises:
             ValueError: the file is damaged; the message has file and line.
-        """
-        raise NotImplementedError
-
-    def read_together(
-        self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[Rows, list[int]] | None:
-        """Returns the rows of small files in UTF-8, and the number of each file's rows.
-
-        None if they have to be read one by one, as when one of them is bad.
-        """
-        return None
-
-    def array(
-        self,
-        name: str,
-        column: pa.Array | list[Cell],
-        cells: Cells,
-        text: TextFormat,
-        numbers: set[str],
-    ) -> pa.Array:
-        """Returns the cells of a column, from `read`.
-
-        Its name is removed from `numbers` if it has other values than numbers of JSON.
         """
         raise NotImplementedError
 
@@ -72,31 +53,23 @@ class Text(Kind):
         partition = {name: value for name, value in file.partition.items() if name in columns}
         in_file = [name for name in columns if name not in partition]
         reading = Reading(text, cells.separators, in_file, spans=spans)
-        for names, lines, read in self.read(file.path, reading):
+        numbers = set(in_file)
+        for names, lines, arrays in self.read(file.path, reading, cells, numbers):
             if twice := [name for name in in_file if names.count(name) > 1]:
                 raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
             if seen is not None:
                 seen |= {*names, *partition}
-            made = [self._with_field(*column, cells, text) for column in read]
-            if self.may_lack_columns:
-                there = {field.name for field, _ in made}
-                made += [_constant(name, None, len(lines)) for name in in_file if name not in there]
-            made += [_constant(name, value, len(lines)) for name, value in partition.items()]
-            schema = pa.schema([field for field, _ in made])
-            batch = pa.RecordBatch.from_arrays([array for _, array in made], schema=schema)
+            absent = [name for name in in_file if name not in arrays and self.may_lack_columns]
+            numbers -= partition.keys() | set(absent)
+            texts = dict.fromkeys(absent) | partition
+            made = arrays | {n: pa.array([v] * len(lines), pa.string()) for n, v in texts.items()}
+            fields = [
+                pa.field(name, array.type, metadata=NUMBERS if name in numbers else None)
+                for name, array in made.items()
+            ]
+            batch = pa.RecordBatch.from_arrays([*made.values()], schema=pa.schema(fields))
             yield batch, partial(_line_of, file.path, lines)
-
-    def _with_field(
-        self, name: str, column: pa.Array | list[Cell], cells: Cells, text: TextFormat
-    ) -> tuple[pa.Field, pa.Array]:
-        """Returns a column and its field, which says whether text was numbers in JSON."""
-        numbers = {name}
-        array = self.array(name, column, cells, text, numbers)
-        return pa.field(name, array.type, metadata=NUMBERS if numbers else None), array
-
-
-def _constant(name: str, value: str | None, rows: int) -> tuple[pa.Field, pa.Array]:
-    return pa.field(name, pa.string()), pa.array([value] * rows, pa.string())
+            numbers |= set(in_file)  # of the next batch
 
 
 def _line_of(path: Path, lines: np.ndarray, row: int) -> str:
