@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc.spark.session import SparkConfig, is_on_cluster, session_engine, spark_session
-from dlrm.remote.cache import origin_of
+from dlrm.remote.cache import Cache, origin_of
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import Uri, is_uri
+from dlrm.settings import settings_of
 
 if TYPE_CHECKING:
     from dlrm.preproc.engine import Engine
@@ -81,7 +84,9 @@ def local_inputs(values: Values, names: Sequence[str], output: Path) -> Iterator
     if not reads_by_uri(values, output):
         yield values
         return
-    from dlrm.preproc.spark.stored_files import outlined_inputs
+    from dlrm.preproc.spark.stored_files import outlines
 
-    with outlined_inputs(values, names, Uri.parse(origin_of(output))) as local:
-        yield local
+    show_uris()
+    with outlines(Cache.of_flags(values), Uri.parse(origin_of(output))) as outlined:
+        found = {name: outlined(values[name], name) for name in names if values[name]}
+        yield values.without(settings_of(CacheConfig)).replaced(found)

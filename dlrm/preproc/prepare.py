@@ -311,7 +311,7 @@ def transform(
     spans = [_span(divided, *pair) for pair in zip(targets, layouts, strict=True)]
     files: Files | Pieces = Files(work.output, layouts)
     if isinstance(run.engine, SparkEngine):
-        folder = run.engine.files.folder(work.folder("pieces"))
+        folder = run.engine.files.data if run.engine.files else work.folder("pieces")
         files = Pieces(run.engine, job, layouts, folder, work.output)
     with run.stage(name) as stage:
         task = partial(packed_rows, job=job)

@@ -88,7 +88,7 @@ def session_engine(
 def shares_folders(session: "SparkSession") -> bool:
     """Returns whether a session runs its tasks in processes that see the folders of this one."""
     context = _context(session)
-    return context is not None and not is_on_cluster(context.master)
+    return context is not None and _is_here(context.master)
 
 
 def _context(session: "SparkSession") -> Any:
@@ -105,17 +105,19 @@ def _context(session: "SparkSession") -> Any:
 
 def is_on_cluster(master: str | None) -> bool:
     """Returns whether Spark's tasks will run on other machines; see `spark_session`."""
-    if "pyspark" in sys.modules:
-        from pyspark import SparkContext
-
-        if (running := SparkContext._active_spark_context) is not None:
-            master = running.master
-    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
+    if "pyspark" in sys.modules or "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
         from pyspark import SparkConf, SparkContext
 
-        SparkContext._ensure_initialized()
-        master = SparkConf().get("spark.master", "local")
-    return re.fullmatch(r"local(\[.*\])?", master or "local") is None
+        if (running := SparkContext._active_spark_context) is not None:
+            return not _is_here(running.master)
+        if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:
+            SparkContext._ensure_initialized()
+            master = SparkConf().get("spark.master", "local")
+    return not _is_here(master or "local")
+
+
+def _is_here(master: str | None) -> bool:
+    return re.fullmatch(r"local(\[.*\])?", master or "") is not None
 
 
 @contextmanager
@@ -167,35 +169,35 @@ def spark_session(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    starts_jvm = "PYSPARK_GATEWAY_PORT" not in os.environ  # which spark-submit sets
-    if not starts_jvm:
-        SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
+    ours, hint = configuration(master, memory_gib, path), f"; see {log}"
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM of spark-submit, with its settings
+        SparkContext._ensure_initialized()
+        ours, hint = ours | {"spark.log.level": "WARN"}, ""
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
-    ours = configuration(master, memory_gib, path)
-    for name, value in (ours if starts_jvm else ours | {"spark.log.level": "WARN"}).items():
+    for name, value in ours.items():
         conf.setIfMissing(name, value)
     conf.setAll([*(settings or {}).items()])
-    hint = f"; see {log}" if starts_jvm else ""
-    try:
-        with _standard_error_to(log):
-            context = SparkContext(conf=conf)
-    except Exception as error:  # py4j's, and the gateway's
-        cause = str(error_of(error)).partition(": ")[2]
-        raise EngineError(f"Spark did not start: {cause}{hint}") from error
-    python = context.getConf().get("spark.pyspark.python", context.pythonExec)
-    context.pythonExec = python or context.pythonExec
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    made = [folder for folder in local if folder and not os.path.exists(folder)]
     try:
         try:
-            started = SparkSession(context)
-        except Exception as error:  # py4j's, after a master that does not answer
-            raise EngineError("Spark stopped while it started") from error
+            with _standard_error_to(log):
+                context = SparkContext(conf=conf)
+            context.pythonExec = conf.get("spark.pyspark.python") or context.pythonExec
+            started = SparkSession(context)  # which fails after a master that does not answer
+        except Exception as error:  # py4j's, and the gateway's
+            cause = str(error_of(error)).partition(": ")[2]
+            raise EngineError(f"Spark did not start: {cause}") from error
         yield started
     except EngineError as error:
         raise EngineError(f"{error}{hint}") from error
     finally:
-        _stop(context)
+        _stop(SparkContext)
+        for folder in made:
+            with suppress(OSError):
+                os.rmdir(folder)
 
 
 def configuration(master: str | None, memory_gib: int, python_path: str) -> dict[str, str]:
@@ -207,7 +209,7 @@ def configuration(master: str | None, memory_gib: int, python_path: str) -> dict
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
     }
-    if re.fullmatch(r"local(\[.*\])?", master or ""):
+    if _is_here(master):
         made |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     else:
         made |= {"spark.executor.memory": memory}
@@ -221,18 +223,17 @@ def configuration(master: str | None, memory_gib: int, python_path: str) -> dict
     return made
 
 
-def _stop(spark: "SparkContext") -> None:
+def _stop(context: "type[SparkContext]") -> None:
     """Stops Spark and its JVM, which removes its last temporary files on exit."""
-    gateway = spark._gateway
-    assert gateway is not None  # present once a SparkContext has started
-    spark.stop()
-    if gateway.proc is None:
+    if context._active_spark_context is not None:
+        context._active_spark_context.stop()
+    if (gateway := context._gateway) is None or gateway.proc is None:
         return  # spark-submit started the JVM, and ends it
     gateway.shutdown()
     gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(timeout=30)
-    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+    context._gateway = context._jvm = None  # so that another Spark can start
 
 
 @contextmanager
