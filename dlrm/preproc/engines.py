@@ -1,6 +1,5 @@
 """Opens the engine that a command's flags name."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,14 +54,10 @@ def open_engine(
         with local_engine(cores, spill, memory, forked=True) as engine:
             yield engine
         return
-    spark = spark or SparkConfig()
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
-    master = spark.master or (None if submitted else f"local[{cores}]")
-    settings = dict(item.split("=", 1) for item in spark.conf)
     is_here = output is not None and not is_uri(origin_of(output))
     folder = output.resolve().parent if output and is_here else Path.cwd()
     log = log or folder / "spark.log"
-    with spark_session(master, spark.memory_gib, log, settings, say) as session:
+    with spark_session(spark or SparkConfig(), cores, log, say) as session:
         yield session_engine(session, output, say)
 
 

@@ -1,8 +1,9 @@
-"""Local Spark clusters produce the same bytes, also when an executor is killed."""
+"""Local Spark clusters produce the same bytes, also when executors are killed."""
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from preproc_testing import binary_files, node_environment, package_archive
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from cluster import free_port  # noqa: E402
+from cluster import command_of, descendants, free_port  # noqa: E402
 
 pytestmark = pytest.mark.long
 ROWS = [f"{int(i % 3 == 0)},{i},{'abc'[i % 3]}\n" for i in range(1000)]
@@ -50,6 +51,43 @@ def start(raw, output, *arguments, runner=(sys.executable, "-u"), **how):
         text=True,
         **how,
     )
+
+
+def executors(pid):
+    """Returns the executors among the descendants of a process."""
+    return [one for one in descendants(pid) if b"CoarseGrainedExecutorBackend" in command_of(one)]
+
+
+@pytest.mark.slow
+def test_killed_executors_and_tasks_that_run_twice_change_nothing(java, raw, expected, tmp_path):
+    pytest.importorskip("pyspark")
+    events = tmp_path / "events"
+    events.mkdir()
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "10ms",
+        "spark.speculation.minTaskRuntime": "1ms",
+        "spark.speculation.multiplier": "1",
+        "spark.speculation.quantile": "0.1",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": str(events),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    words = [f"--conf={name}={value}" for name, value in settings.items()]
+    run = start(raw, tmp_path / "out", "--master=local-cluster[2,1,1024]", *words)
+    killed = []
+    for line in run.stdout:
+        if line.startswith(("start:", "count:")):
+            killed += executors(run.pid)[:1]
+            os.kill(killed[-1], signal.SIGKILL)
+    assert run.wait(200) == 0
+    run.stdout.close()
+    assert len(killed) == 2
+    (log,) = events.iterdir()
+    assert '"Speculative":true' in log.read_text()
+    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
-from dlrm.preproc.spark.executors import all_rows, each, error_of, packed, sent, unpacked
+from dlrm.preproc.spark.executors import error_of, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,8 +68,6 @@ class SparkEngine:
 
     def __init__(self, session: "SparkSession", files: "StoredFiles | None" = None) -> None:
         self.session, self.files = session, files
-        self._pack: Callable[[Any], Any] = files.pack if files else packed
-        self._opened: Callable = files.opened if files else unpacked
         os.umask(mask := os.umask(0o077))
         self._mask = mask
         # Spark divides rows by cores; the first tasks also tell whether executors have the package.
@@ -128,8 +126,10 @@ class SparkEngine:
         self, frame: "DataFrame", task: Callable[[Batches], Iterable[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
         """Yields the batches that a function makes of the partitions of a data frame, in order."""
-        own = partial(all_rows, self._opened, self._pack(partial(_cells, task)))
-        cells = self._mapped(frame, own, _CELL).persist()
+        made: Callable = partial(_cells, task)
+        if self.files is not None:
+            made = self.files.call(made)
+        cells = self._mapped(frame, made, _CELL).persist()
         try:
             self._done(cells.count)  # all partitions at a time, unlike the iterator
             for (cell,) in cells.toLocalIterator():
@@ -145,7 +145,9 @@ class SparkEngine:
     def _over(self, items: Sequence[Any], make: Callable) -> tuple["DataFrame", Callable]:
         """Returns a row for each item, in a partition of its own, and a function of these rows."""
         rows = self.session.range(0, len(items), 1, max(len(items), 1))
-        return rows, partial(each, self._opened, self._pack(make), list(map(self._pack, items)))
+        if self.files is not None:
+            make, items = self.files.call(make), [*map(self.files.pack, items)]
+        return rows, partial(_each, make, items)
 
     def _mapped(self, frame: "DataFrame", task: Callable, columns: str) -> "DataFrame":
         return frame.mapInArrow(sent(task, self._mask), columns)
@@ -201,6 +203,12 @@ class _Buckets:
         """Returns the bucket of each key of a split."""
         within = (keys - self._first[splits]) // self._width[splits]
         return within.astype(np.int32) + self._bucket[splits]
+
+
+def _each(make: Callable, items: Sequence[Any], batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from make(number, items[number])
 
 
 def _cell(content: bytes) -> pa.RecordBatch:

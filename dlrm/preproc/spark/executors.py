@@ -1,15 +1,12 @@
-"""Tasks of Spark on executors: their items, the package that they need, and their errors."""
+"""Tasks of Spark on executors: the package that they need, and their errors."""
 
 import gc
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import pyarrow as pa
 
 from dlrm import __version__
 from dlrm.data.transform.dictionaries import two_texts
@@ -24,51 +21,14 @@ _SEND = (
 )
 
 
-def packed(task: Any) -> bytes:
-    """Returns a task whose files all machines have under the same paths; see `StoredFiles.pack`."""
-    from pyspark import cloudpickle
-
-    return cloudpickle.dumps(task)
-
-
-@contextmanager
-def unpacked(*tasks: bytes) -> Iterator[list[Any]]:
-    """Yields what `packed` packed; see `stored_files.attempt`."""
-    yield [pickle.loads(task) for task in tasks]
-
-
-def each(
-    opened: Callable, make: Any, items: Sequence[Any], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Calls a function with the number of each row, and the item of this number."""
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            try:
-                with opened(make, items[number]) as (task, item):
-                    yield from task(number, item)
-            except ValueError:
-                if opened is not unpacked:
-                    # Once more with whole files, as the message has the number of a line.
-                    with opened(make, items[number], whole=True) as (task, item):
-                        for _ in task(number, item):
-                            pass
-                raise
-
-
-def all_rows(
-    opened: Callable, task: Any, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Calls a function with the batches of a partition."""
-    with opened(task) as (function,):
-        yield from function(batches)
-
-
 def sent(task: Callable, mask: int) -> Callable:
     """Returns a function for executors, which first compares its package with this one.
 
     As a nested function it is pickled by value, and runs where there is no package.
     """
-    content = packed(task)
+    from pyspark import cloudpickle
+
+    content = cloudpickle.dumps(task)
 
     def run(batches: Any) -> Any:
         try:

@@ -29,24 +29,15 @@ from dlrm.remote.uri import Uri
 
 
 class Piece(NamedTuple):
-    """A piece and its place.
+    """Rows of a target, and values of each list field, with the numbers of those before them."""
 
-    Attributes:
-        name: name of its file or object.
-        target: number of its target.
-        rows: number of rows.
-        values: number of values of each list field.
-        first_row, first_values: those before it.
-        is_last: whether it has the last rows of its target.
-    """
-
-    name: str
     target: int
-    rows: int
-    values: Sequence[int]
     first_row: int
     first_values: Sequence[int]
     is_last: bool
+    name: str
+    rows: int
+    values: Sequence[int]
 
 
 class Pieces:
@@ -79,29 +70,24 @@ class Pieces:
 
     def finish(self) -> dict[str, str]:
         """Joins the pieces; returns the checksum of each file."""
-        Files(self._dataset, self._layouts)
-        pieces = list(self._placed())
-        with_rows = {piece.target for piece in pieces}
-        empty = [one for place, one in enumerate(self._layouts) if place not in with_rows]
-        sums, joined = Files(self._dataset, empty).finish(), dict[str, JoinedChecksum]()
+        sums, joined = Files(self._dataset, self._layouts).finish(), dict[str, JoinedChecksum]()
         dataset = None if isinstance(self._folder, Uri) else self._dataset
         task = partial(join_piece, job=self._job, folder=self._folder, dataset=dataset)
-        for found in self._engine.map(task, pieces):
+        objects: dict[str, list[tuple[str, int, int]]] = {}
+        for found in self._engine.map(task, list(self._placed())):
             for name, parts in found.items():
                 for file, place, size, crcs in parts:
                     joined.setdefault(file, JoinedChecksum(file)).add(place, size, crcs)
-                self.slices[name] = [part[:3] for part in parts]
+                objects[name] = [part[:3] for part in parts]
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder)
-            self.slices = {}
         else:
             for file, total in joined.items():
                 os.truncate(self._dataset / file, total.size)
-            store, place = open_store(self._folder), self._folder.below(_prefix(self._job)).key
-            keys = {entry.key for entry in store.entries(place)}  # also of attempts that failed
-            remove_all(store, sorted(keys - {self._folder.below(name).key for name in self.slices}))
-            data = self._folder.name
-            self.slices = {f"{data}/{name}": parts for name, parts in self.slices.items()}
+            self.slices = {f"{self._folder.name}/{name}": own for name, own in objects.items()}
+            store, begin = open_store(self._folder), self._folder.below(_prefix(self._job)).key
+            keys = {entry.key for entry in store.entries(begin)}  # also of attempts that failed
+            remove_all(store, sorted(keys - {self._folder.below(name).key for name in objects}))
         return sums | {file: str(total) for file, total in joined.items()}
 
     def _placed(self) -> Iterator[Piece]:
@@ -109,15 +95,9 @@ class Pieces:
         order = sorted(self._found, key=itemgetter(0, 1))
         for target, found in groupby(order, key=itemgetter(0)):
             rows, values = 0, [0] * len(self._layouts[target].lists)
-            *_, (_, _, last) = of_target = list(found)
-            for _, _, facts in of_target:
-                yield Piece(
-                    target=target,
-                    first_row=rows,
-                    first_values=values,
-                    is_last=facts is last,
-                    **facts,
-                )
+            *_, (*_, last) = of_target = list(found)
+            for *_, facts in of_target:
+                yield Piece(target, rows, values, facts is last, **facts)
                 rows += facts["rows"]
                 values = [a + b for a, b in zip(values, facts["values"], strict=True)]
 

@@ -61,19 +61,17 @@ class SparkQuery:
 def read_query(
     engine: Engine, query: SparkQuery, columns: Sequence[str], folder: Path
 ) -> dict[str, Any]:
-    """Writes the rows of a query as Parquet, one file per partition with rows.
+    """Writes the rows of a query as Parquet, one file per partition with rows, in their order.
 
-    The rows are in the order of the partitions. Two runs have the same order if the query
-    determines it, as `ORDER BY` unique columns does; otherwise Spark may divide and order rows
-    differently. Files of tasks that fail or run twice do not count.
+    Two runs have the same order if the query determines it, as `ORDER BY` unique columns does.
+    Files of tasks that fail or run twice do not count.
 
     Args:
         folder: directory for the files, in which executors write.
 
     Returns:
-        `files`, in the order of their rows; and for the `manifest` the query, the number of
-        `partitions` with rows, the version of `spark`, and the `snapshot` of an Iceberg or Delta
-        table.
+        `files`, and for the `manifest` the query, the number of `partitions`, the version of
+        `spark`, and the `snapshot` of an Iceberg or Delta table.
 
     Raises:
         ValueError: the engine is not Spark, there is no such table or column, or the query is

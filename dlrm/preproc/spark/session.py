@@ -122,23 +122,16 @@ def _is_here(master: str | None) -> bool:
 
 @contextmanager
 def spark_session(
-    master: str | None,
-    memory_gib: int,
-    log: Path,
-    settings: dict[str, str] | None = None,
-    say: Callable[[str], None] = print,
+    config: SparkConfig, cores: int, log: Path, say: Callable[[str], None] = print
 ) -> Iterator["SparkSession"]:
     """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
 
     The environment variable PYSPARK_PYTHON or the setting `spark.pyspark.python` names the Python
-    of the executors; the default is this one.
+    of the executors; the default is this one. Half of the memory is for the JVM, half for Python.
 
     Args:
-        master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
-        memory_gib: total memory, and on a cluster that of the driver and of each executor; half is
-            for the JVM, half for Python's workers.
+        cores: number of cores of this machine, if there is no master.
         log: file for the JVM's output, instead of the terminal.
-        settings: Spark's own settings, which take precedence.
         say: called with a note about a running Spark.
 
     Raises:
@@ -147,6 +140,7 @@ def spark_session(
     try:
         import pandas  # noqa: F401, ICN001  # which mapInArrow asks for
         from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
     except ImportError as error:
         need = missing_extra(error, "preproc")
@@ -169,23 +163,27 @@ def spark_session(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    ours, hint = configuration(master, memory_gib, path), f"; see {log}"
+    master, hint, more = config.master, f"; see {log}", {}
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM of spark-submit, with its settings
         SparkContext._ensure_initialized()
-        ours, hint = ours | {"spark.log.level": "WARN"}, ""
+        hint, more = "", {"spark.log.level": "WARN"}
+    else:
+        master = master or f"local[{cores}]"
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
-    for name, value in ours.items():
+    for name, value in (configuration(master, config.memory_gib, path) | more).items():
         conf.setIfMissing(name, value)
-    conf.setAll([*(settings or {}).items()])
+    conf.setAll([(name, value) for name, _, value in (one.partition("=") for one in config.conf)])
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     made = [folder for folder in local if folder and not os.path.exists(folder)]
     try:
         try:
-            with _standard_error_to(log):
-                context = SparkContext(conf=conf)
-            context.pythonExec = conf.get("spark.pyspark.python") or context.pythonExec
+            with open(log, "wb") as file:
+                gateway = SparkContext._gateway or launch_gateway(conf, {"stderr": file})
+            context = SparkContext(conf=conf, gateway=gateway)
+            python = context.getConf().get("spark.pyspark.python")
+            context.pythonExec = python or context.pythonExec
             started = SparkSession(context)  # which fails after a master that does not answer
         except Exception as error:  # py4j's, and the gateway's
             cause = str(error_of(error)).partition(": ")[2]
@@ -201,7 +199,7 @@ def spark_session(
 
 
 def configuration(master: str | None, memory_gib: int, python_path: str) -> dict[str, str]:
-    """Returns Spark's settings for the arguments of `spark_session`."""
+    """Returns settings of Spark for a master; None is that of spark-submit."""
     memory = f"{max(memory_gib // 2, 1)}g"
     made = {
         "spark.driver.memory": memory,
@@ -234,16 +232,3 @@ def _stop(context: "type[SparkContext]") -> None:
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(timeout=30)
     context._gateway = context._jvm = None  # so that another Spark can start
-
-
-@contextmanager
-def _standard_error_to(log: Path) -> Iterator[None]:
-    """Redirects the standard error of processes started in the block to a file."""
-    saved = os.dup(2)
-    try:
-        with open(log, "wb") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

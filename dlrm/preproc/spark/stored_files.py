@@ -33,9 +33,7 @@ _HEAD_BYTES, _TAIL_BYTES = 1 << 18, 1 << 16
 _BLOCK_BYTES = 1 << 22
 _WHOLE = (b"ORC", b"ARROW1", b"\xff\xff\xff\xff")  # begin inputs that the driver reads whole
 _PARQUET = b"PAR1"
-
-
-Range = tuple[int, int, bool]  # begin and end of bytes, and whether also the rest of the last line
+_Range = tuple[int, int, bool]  # begin and end, and whether also the rest of the last line
 
 
 class Input(NamedTuple):
@@ -43,10 +41,16 @@ class Input(NamedTuple):
 
     uri: Uri
     entry: Entry
-    ranges: list[Range] | None = None
+    ranges: list[_Range] | None = None
 
 
-Packed = tuple[bytes, dict[str, Input]]  # a task, or an item of one, and the input that it names
+class Packed(NamedTuple):
+    """A task or an item, with names in place of paths, and the input that it reads."""
+
+    content: bytes
+    inputs: dict[str, Input]
+
+
 _inputs: dict[str, Input] = {}  # path of the driver -> object
 
 
@@ -59,56 +63,45 @@ class StoredFiles:
 
     Attributes:
         data: place of the rows, which executors write.
-        opened: unpacks tasks on an executor; see `attempt`.
     """
 
     def __init__(self, uri: Uri, work: Path) -> None:
-        self.data, self._run = uri.below(f"{PREFIX}{new_suffix()}"), uri.below(RUN)
-        self._work = str(work)
-        self._shipped = set[str]()
-        self.opened = partial(attempt, self._run, _relative(self._work))
+        self.data, self.work = uri.below(f"{PREFIX}{new_suffix()}"), str(work)
+        self._run, self._shipped = uri.below(RUN), set[str]()
         self.adopt_new()
 
+    def call(self, task: Callable) -> Callable:
+        """Returns what calls a task on an executor, where the task and items have files."""
+        return partial(_called, self._run, _relative(self.work), self.pack(task))
+
     def pack(self, task: Any) -> Packed:
-        """Returns a task, or an item of one, with names in place of paths."""
+        """Returns a task or an item for executors."""
         packing = _Packing(content := io.BytesIO(), self)
         packing.dump(task)
         for item in task if type(task) is tuple else (task,):
             if hasattr(item, "ranges"):
-                ranges = defaultdict[str, list[Range]](list)
+                ranges = defaultdict[str, list[_Range]](list)
                 for path, begin, end, *is_text in item.ranges():
                     ranges[path].append((begin, end, any(is_text)))
-                packing.inputs = {
-                    path: _inputs[path]._replace(ranges=ranges[path]) for path in ranges
-                }
-        named = {_relative(path): one for path, one in packing.inputs.items()}
-        return content.getvalue(), named
+                own = {path: _inputs[path]._replace(ranges=some) for path, some in ranges.items()}
+                packing.inputs = own
+        return Packed(content.getvalue(), {_relative(p): own for p, own in packing.inputs.items()})
 
     def adopt_new(self) -> None:
         """Makes outlines of the files that tasks have written."""
         place = self._run.below("work")
         for entry in open_store(place).entries(place.folder):
-            path = f"{self._work}/{entry.key.removeprefix(place.folder)}"
+            path = f"{self.work}/{entry.key.removeprefix(place.folder)}"
             if path not in _inputs or _inputs[path].entry != entry:
                 _outline(path, Uri(place.scheme, place.authority, entry.key), entry)
 
-    def named(self, path: str, is_path: bool) -> tuple[str, str] | None:
-        """Returns a folder's name below `RUN`, or nothing, and a file's name; None for others."""
-        inside = path.startswith(f"{self._work}/")
-        if (inside or is_path) and path not in _inputs and os.path.isdir(path):
-            return self._shipped_as(Path(path)), ""
-        return ("", _relative(path)) if inside or path in _inputs else None
-
-    def _shipped_as(self, folder: Path) -> str:
-        """Uploads a folder, unless it is there; returns its name."""
-        name = f"folders/{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}/"
+    def ship(self, folder: str) -> str:
+        """Uploads a folder, once; returns its name."""
+        name = f"folders/{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
         if name not in self._shipped:
-            prefix = f"{self._run.below(name).key}"
-            files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-            upload(
-                open_store(self._run),
-                {f"{prefix}{own}": path for own, path in files.items() if path.is_file()},
-            )
+            place, paths = self._run.below(name), Path(folder).rglob("*")
+            files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+            upload(open_store(place), {place.below(own).key: path for own, path in files.items()})
             self._shipped.add(name)
         return name
 
@@ -121,16 +114,19 @@ class _Packing(pickle.Pickler):
         self._files = files
         self.inputs: dict[str, Input] = {}
 
-    def persistent_id(self, obj: Any) -> Any:
-        """Returns the facts from which `_Unpacking` makes a path; None for other objects."""
+    def persistent_id(self, obj: Any) -> tuple[str, str, bool] | None:
+        """Returns the names of a folder and of a file, and whether they are no text."""
         if not isinstance(obj, str | Path):
             return None
-        is_path, path = isinstance(obj, Path), str(obj)
-        if (names := self._files.named(path, is_path)) is None:
-            return None
+        path, is_path = str(obj), isinstance(obj, Path)
+        is_inside = path.startswith(f"{self._files.work}/")
         if path in _inputs:
             self.inputs[path] = _inputs[path]
-        return *names, is_path
+        elif (is_inside or is_path) and os.path.isdir(path):
+            return self._files.ship(path), "", is_path
+        elif not is_inside:
+            return None
+        return "", _relative(path), is_path
 
 
 class _Unpacking(pickle.Unpickler):
@@ -139,21 +135,33 @@ class _Unpacking(pickle.Unpickler):
         self._path_of = path_of
 
     def persistent_load(self, pid: Any) -> Any:
-        """Returns the path of a name on this machine."""
-        folder, name, is_path = pid
-        path = self._path_of(folder, name)
-        return path if is_path else str(path)
+        """Returns the path of names on this machine."""
+        path = self._path_of(*pid[:2])
+        return path if pid[2] else str(path)
+
+
+def _called(run: Uri, work: str, task: Packed, *arguments: Any) -> Iterator[Any]:
+    """Calls a task with arguments, of which the last may be packed, and then has files as well."""
+    *others, last = arguments
+    if not isinstance(last, Packed):
+        with _opened(run, work, task) as (function,):
+            yield from function(*arguments)
+        return
+    try:
+        with _opened(run, work, task, last) as (function, item):
+            yield from function(*others, item)
+    except ValueError:
+        # Once more with whole files, as the message has the number of a line.
+        whole = {name: one._replace(ranges=None) for name, one in last.inputs.items()}
+        with _opened(run, work, task, last._replace(inputs=whole)) as (function, item):
+            for _ in function(*others, item):
+                pass
+        raise
 
 
 @contextmanager
-def attempt(run: Uri, work: str, *tasks: Packed, whole: bool = False) -> Iterator[list[Any]]:
-    """Yields tasks and items, with files of their own, and uploads what they have written.
-
-    Args:
-        run: the place of what tasks read and write.
-        work: name of the driver's folder of work.
-        whole: whether they have all bytes of their input.
-    """
+def _opened(run: Uri, work: str, *packed: Packed) -> Iterator[list[Any]]:
+    """Yields tasks and items, with files of their own, and uploads what they have written."""
     from pyspark import SparkFiles
 
     node = Path(SparkFiles.getRootDirectory(), STREAMS)  # which Spark removes
@@ -163,21 +171,17 @@ def attempt(run: Uri, work: str, *tasks: Packed, whole: bool = False) -> Iterato
 
         def path_of(folder: str, name: str) -> Path:
             if folder:
-                return stack.enter_context(cache.fetched(run.below(folder)))
+                return stack.enter_context(cache.fetched(run.below(f"{folder}/")))
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             return root / name
 
-        inputs = {name: one for _, own in tasks for name, one in own.items()}
-        for name, one in inputs.items():
-            _fetch(path_of("", name), one._replace(ranges=None) if whole else one)
-        yield [_Unpacking(content, path_of).load() for content, _ in tasks]
-        made = {path.relative_to(root).as_posix(): path for path in root.rglob("*")}
-        new = {
-            run.below(f"work/{name.removeprefix(f'{work}/')}").key: path
-            for name, path in made.items()
-            if path.is_file() and name not in inputs
-        }
-        upload(open_store(run), new)
+        inputs = {path_of("", name): own for one in packed for name, own in one.inputs.items()}
+        for path, own in inputs.items():
+            _fetch(path, own)
+        yield [_Unpacking(one.content, path_of).load() for one in packed]
+        made = {p.relative_to(root / work).as_posix(): p for p in (root / work).rglob("*")}
+        new = {name: p for name, p in made.items() if p.is_file() and p not in inputs}
+        upload(open_store(run), {run.below(f"work/{name}").key: p for name, p in new.items()})
 
 
 def _fetch(path: Path, wanted: Input) -> None:
@@ -223,8 +227,8 @@ def _outline(path: str, uri: Uri, entry: Entry) -> None:
 def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
     """Yields a function that returns paths in place of URIs of input, for the block.
 
-    It is called with URIs and with the name of their flag, and raises OSError or ValueError if an
-    object cannot be read, or a value is a path of this machine.
+    It is called with a flag's value and name. It raises OSError or ValueError if an object cannot
+    be read, or the value is a path of this machine.
 
     Args:
         output: place of the output, which determines the paths.
@@ -234,9 +238,9 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
 
     def outlined(value: Any, flag: str) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(path for item in value for path in paths(item, flag))
+            return type(value)(path for one in value for path in paths(one, flag))
         (path,) = paths(value, flag)
-        return path if isinstance(value, str) else Path(path)
+        return type(value)(path)
 
     def paths(value: Any, flag: str) -> list[str]:
         if not is_uri(value):
@@ -246,15 +250,10 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
             )
         uri = Uri.parse(value)
         listing = listing_of(uri)
-
-        def make(entry: Entry) -> str:
-            own = Uri(uri.scheme, uri.authority, listing.name_of(entry))
-            path = f"{root}/{_relative(str(own))}"
-            _outline(path, own, entry)
-            return path
-
+        shown = [Uri(uri.scheme, uri.authority, listing.name_of(one)) for one in listing.entries]
+        made = [f"{root}/{_relative(str(one))}" for one in shown]
         with ThreadPoolExecutor(16) as pool:
-            made = list(pool.map(make, listing.entries))
+            list(pool.map(_outline, made, shown, listing.entries))
         return sorted(made) if uri.has_pattern else [f"{root}/{_relative(str(uri)).rstrip('/')}"]
 
     try:
