@@ -12,11 +12,10 @@ from tables_testing import contents, prepare, write_table
 
 from dlrm.command_line import Terminated, terminable
 from dlrm.preproc.engine import COUNTS
-from dlrm.preproc.engines import open_engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.options import IncrementConfig
 from dlrm.preproc.spark.engine import SparkEngine
-from dlrm.preproc.spark.session import configuration
+from dlrm.preproc.spark.session import configuration, open_engine
 
 pytestmark = pytest.mark.long
 

@@ -20,7 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
+from dlrm.preproc.packing import Layout, PackJob
 from dlrm.preproc.spark.executors import error_of, sent
+from dlrm.preproc.spark.pieces import Pieces
+from dlrm.preproc.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,6 +119,11 @@ class SparkEngine:
         given = given.repartition(self._partitions, "bucket")
         ordered = given.sortWithinPartitions("bucket", "key")
         yield from self.batches(ordered, partial(_written, write, buckets))
+
+    def writer(self, job: PackJob, layouts: Sequence[Layout], work: WorkFolder) -> Pieces:
+        """Returns the pieces of a dataset; see `Engine`."""
+        folder = self.files.data if self.files else work.folder("pieces")
+        return Pieces(self, job, layouts, folder, work.output)
 
     def adopt_new(self) -> None:
         """Has the files on this machine that tasks have written."""

@@ -1,30 +1,35 @@
-"""Sessions of Spark: one that a command starts, or one that a program or spark-submit has."""
+"""Engines that flags name, and sessions of Spark: of a command, a program or spark-submit."""
 
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import missing_extra
-from dlrm.flags import UsageError
+from dlrm.flags import UsageError, Values
+from dlrm.limits import check_processes
 from dlrm.preproc.errors import EngineError
 from dlrm.preproc.work_folder import work_path
-from dlrm.remote.cache import origin_of
+from dlrm.remote.cache import Cache, origin_of
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import Uri, is_uri
-from dlrm.settings import setting
+from dlrm.settings import setting, settings_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from dlrm.preproc.engine import Engine
     from dlrm.preproc.spark.engine import SparkEngine
 
+ENGINES = ("spark", "local")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 # The optimizing compiler would take more processor time than its code saves: 45 s, not 37 s, for 4
 # million rows on 2 cores.
@@ -101,19 +106,6 @@ def _context(session: "SparkSession") -> Any:
     if stopped:
         raise EngineError("the session of Spark has been stopped; expected a running one")
     return context
-
-
-def is_on_cluster(master: str | None) -> bool:
-    """Returns whether Spark's tasks will run on other machines; see `spark_session`."""
-    if "pyspark" in sys.modules or "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
-        from pyspark import SparkConf, SparkContext
-
-        if (running := SparkContext._active_spark_context) is not None:
-            return not _is_here(running.master)
-        if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:
-            SparkContext._ensure_initialized()
-            master = SparkConf().get("spark.master", "local")
-    return not _is_here(master or "local")
 
 
 def _is_here(master: str | None) -> bool:
@@ -232,3 +224,79 @@ def _stop(context: "type[SparkContext]") -> None:
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(timeout=30)
     context._gateway = context._jvm = None  # so that another Spark can start
+
+
+@contextmanager
+def open_engine(
+    name: str,
+    cores: int,
+    spill: Path,
+    memory: int | None = None,
+    spark: SparkConfig | None = None,
+    output: Path | None = None,
+    say: Callable[[str], None] = print,
+    log: Path | None = None,
+) -> Iterator["Engine"]:
+    """Starts an engine, and stops it at the end of the block.
+
+    Args:
+        name: "local" for processes of this machine, or "spark".
+        cores: number of cores of this machine, for either engine.
+        spill: directory for what memory does not hold, of this machine's engine.
+        memory: bytes of memory of it for sums and sorting.
+        spark: the session of Spark; None is one with the defaults.
+        output: what executors write, if anything.
+        say: called with a line about Spark's pages, before the first task.
+        log: file of Spark's messages; by default beside the output, or in the working directory.
+
+    Raises:
+        ValueError: too many cores.
+        EngineError: Spark cannot be started, or an executor lacks the package.
+    """
+    check_processes("--cores", cores)
+    if name == "local":
+        from dlrm.preproc.duckdb_engine import local_engine
+
+        with local_engine(cores, spill, memory, forked=True) as engine:
+            yield engine
+        return
+    is_here = output is not None and not is_uri(origin_of(output))
+    folder = output.resolve().parent if output and is_here else Path.cwd()
+    log = log or folder / "spark.log"
+    with spark_session(spark or SparkConfig(), cores, log, say) as session:
+        yield session_engine(session, output, say)
+
+
+def reads_by_uri(values: Mapping[str, Any], output: Any) -> bool:
+    """Returns whether executors read input and write rows by URI, as they share no folder.
+
+    Args:
+        values: the flags of `SparkConfig`, and `engine`.
+        output: the output, or its copy in the cache.
+    """
+    if output is None or values["engine"] != "spark" or not is_uri(origin_of(output)):
+        return False
+    master, is_submitted = values["master"] or "local", "PYSPARK_GATEWAY_PORT" in os.environ
+    if "pyspark" in sys.modules or is_submitted:
+        from pyspark import SparkConf, SparkContext
+
+        if (running := SparkContext._active_spark_context) is not None:
+            master = running.master
+        elif values["master"] is None and is_submitted:
+            SparkContext._ensure_initialized()
+            master = SparkConf().get("spark.master", "local")
+    return not _is_here(master)
+
+
+@contextmanager
+def local_inputs(values: Values, names: Sequence[str], output: Path) -> Iterator[Values]:
+    """Has flags with paths in place of the URIs that executors read, within the block."""
+    if not reads_by_uri(values, output):
+        yield values
+        return
+    from dlrm.preproc.spark.stored_files import outlines
+
+    show_uris()
+    with outlines(Cache.of_flags(values), Uri.parse(origin_of(output))) as outlined:
+        found = {name: outlined(values[name], name) for name in names if values[name]}
+        yield values.without(settings_of(CacheConfig)).replaced(found)
