@@ -5,12 +5,13 @@
     python benchmarks/preprocess.py --what tables --format csv      from CSV; jsonl: JSON lines
     python benchmarks/preprocess.py --what files          10,000 files of 100 rows, CSV and Parquet
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
-    python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost per row, memory and disk by rows
-    python benchmarks/preprocess.py --what growth --engine spark
+    python benchmarks/preprocess.py --what growth --memory 1GB      or --engine spark
+    python benchmarks/preprocess.py --sides local,spark --clone DIR      beside another clone
 
 Every side is a process of its own, with its own start and memory; sides take turns, and the table
-has medians. The Polars side needs `pip install polars` and is skipped without it.
+has medians. The Polars side needs `pip install polars` and is skipped without it. Memory is what
+all processes of a side have at a time besides files, and disk what it writes beside the input.
 
 *NVIDIA-style* does the work of their scripts, on one machine: categorical columns exploded into
 pairs and counted, ids by a window over each column, a broadcast join per column, a random sort of
@@ -23,6 +24,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import resource
 import shutil
 import statistics
@@ -32,6 +34,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +51,6 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
 FORMATS = ("parquet", "csv", "jsonl")
-STAGES = ("count", "dictionary", "transform", "shuffle", "describe")
 NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
 
 
@@ -65,17 +67,22 @@ def main() -> None:
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="of growth")
     parser.add_argument("--files", type=int, default=10_000, help="of 100 rows each")
     parser.add_argument("--growth", default="1,4,16", help="of growth: millions of rows")
-    parser.add_argument("--cap_mib", type=int, default=256, help="of growth: memory of a process")
+    parser.add_argument("--memory", help="of growth: --memory of our command, such as 1GB")
+    parser.add_argument(
+        "--clone", type=Path, help="another clone, whose sides run in turn with ours"
+    )
     parser.add_argument("--folder", type=Path, help="for logs, which are kept, and outputs")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    parser.set_defaults(start=0.0)  # seconds of a side until it reads
     options = parser.parse_args()
     if options.side:
-        print(json.dumps((SIDES | TABLES | EXECUTORS)[options.side](options)))
+        PEERS[options.side](options)
+        print(json.dumps(options.start))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        options.folder = options.folder or Path(temporary)
+        options.folder = (options.folder or Path(temporary)).resolve()
         WHAT[options.what](options)
 
 
@@ -95,10 +102,21 @@ def size_of(folder: Path) -> int:
     size = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 size += os.stat(os.path.join(parent, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
+    return size
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process and those below it, without files; copies share theirs."""
+    size = 0
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        size += int(re.search(r"^Pss_Anon: +(\d+) kB", text, re.MULTILINE)[1]) << 10
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            size += sum(
+                memory_of(int(child)) for child in (thread / "children").read_text().split()
+            )
     return size
 
 
@@ -106,16 +124,14 @@ def size_of(folder: Path) -> int:
 
 
 def compare_sides(options: argparse.Namespace) -> None:
-    names = options.sides.split(",") if options.sides else list(SIDES)
-    compare(options, names, logs(options, options.rows), RATIOS)
+    compare(options, LOGS, logs(options, options.rows), RATIOS)
 
 
 def compare_tables(options: argparse.Namespace) -> None:
-    names = options.sides.split(",") if options.sides else list(TABLES)
     raw = options.folder / f"table-{options.rows}.{options.format}"
     if not raw.exists():
         preprocess_tables.write_table(raw, options.rows)
-    compare(options, names, raw, TABLE_RATIOS)
+    compare(options, TABLES, raw, TABLE_RATIOS)
 
 
 def compare_files(options: argparse.Namespace) -> None:
@@ -140,9 +156,16 @@ def compare_files(options: argparse.Namespace) -> None:
 
 
 def compare(
-    options: argparse.Namespace, names: list[str], raw: Path, ratios: list[tuple[str, str, int]]
+    options: argparse.Namespace, sides: list[str], raw: Path, ratios: list[tuple[str, str, int]]
 ) -> None:
     """Runs sides in turn and prints medians, and ratios of pairs: in all (0) or their rest (1)."""
+    names = options.sides.split(",") if options.sides else sides
+    if options.clone:
+        own = [name for name in names if name in OURS]
+        names = [
+            side for name in names for side in ((name, name + CLONE) if name in own else (name,))
+        ]
+        ratios = [*ratios, *((name, name + CLONE, 0) for name in own)]
     if importlib.util.find_spec("polars") is None:
         print("polars is not installed: its side is left out")
         names = [name for name in names if "polars" not in name]
@@ -151,14 +174,14 @@ def compare(
         for name in names:
             times[name].append(run_side(options, name, raw))
     print(f"{options.rows:,} rows, {options.cores} cores, medians of {options.rounds} rounds, s")
-    print(f"{'side':<22}{'in all':>8}{'start':>8}{'rest':>8}   us a row   processor")
+    print(f"{'side':<28}{'in all':>8}{'start':>8}{'rest':>8}   us a row   processor")
     medians = {}
     for name, rounds in times.items():
         whole, start = (statistics.median(r[key] for r in rounds) for key in ("whole", "start"))
         medians[name] = (whole, whole - start)
         per_row = (whole - start) / options.rows * 1e6
         used = statistics.median(r["processor"] for r in rounds)
-        shown = f"{name:<22}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}"
+        shown = f"{name:<28}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}"
         print(f"{shown}{per_row:>10.2f}{used:>12.2f}")
     for ours, other, part in ratios:
         if ours in medians and other in medians:
@@ -173,48 +196,57 @@ def compare(
                 print(f"{ours} / {other}, median of rounds: {paired:.2f}, processor {used:.2f}")
 
 
-def run_side(
-    options: argparse.Namespace, name: str, raw: Path, cap_mib: int = 0, watched: bool = False
-) -> dict:
+def run_side(options: argparse.Namespace, name: str, raw: Path, watched: bool = False) -> dict:
     """Runs a side in a process of its own; returns its times, its memory and its disk."""
+    root = options.clone.resolve() if name.endswith(CLONE) else ROOT
+    name = name.removesuffix(CLONE)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         output = Path(folder, "output")
         command = [sys.executable, __file__, "--side", name, "--raw", raw]
         command += ["--output", output, "--cores", str(options.cores)]
-        if own := TABLES.get(name, "") is None:
+        if name in OURS:
             of_side = argparse.Namespace(raw=raw, output=output, cores=options.cores)
-            command = preprocess_tables.command(of_side, name.removeprefix("table_"))
-        most, over = [0], threading.Event()
+            command = [*command_of(of_side, name, root), *OURS[name]]
+            command += [f"--memory={options.memory}"] * (options.memory is not None)
+        places = {"SPARK_LOCAL_DIRS": str(Path(folder, "spark")), "PYTHONPATH": str(root)}
+        most, over = {"memory": 0, "disk": 0}, threading.Event()
 
         def watch() -> None:
             while not over.wait(0.1):
-                most[0] = max(most[0], size_of(Path(folder)))
+                most["memory"] = max(most["memory"], memory_of(process.pid))
+                most["disk"] = max(most["disk"], size_of(Path(folder)))
 
+        start, before = time.perf_counter(), _processor_seconds()
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, cwd=root, env={**os.environ, **places}
+        )
         watcher = threading.Thread(target=watch)
         if watched:
             watcher.start()
-        start, before = time.perf_counter(), _processor_seconds()
-
-        def limit() -> None:
-            if cap_mib:
-                resource.setrlimit(resource.RLIMIT_DATA, (cap_mib << 20, cap_mib << 20))
-
-        places = {"SPARK_LOCAL_DIRS": str(Path(folder, "spark")), "PYTHONPATH": str(ROOT)}
-        environment = {**os.environ, **places}
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, preexec_fn=limit, env=environment
-        )
+        said, errors = process.communicate()
         whole = time.perf_counter() - start
         over.set()
         if watched:
             watcher.join()
-        if done.returncode:
-            raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-        seconds = {"whole": whole, "processor": _processor_seconds() - before}
-        if own:
-            start = whole - preprocess_tables.seconds_of_stages(done.stdout)
-            return {**seconds, "disk": most[0], "start": start}
-        return {**seconds, "disk": most[0], **json.loads(done.stdout.splitlines()[-1])}
+        if process.returncode:
+            raise SystemExit(f"{name} failed:\n{errors[-2000:]}")
+        found = {"whole": whole, "processor": _processor_seconds() - before, **most}
+        if name not in OURS:
+            return {**found, "start": json.loads(said.splitlines()[-1])}
+        stages = re.findall(r"^(\w+): .*? ([\d.]+) s\b", said, re.MULTILINE)
+        seconds = sum(float(seconds) for stage, seconds in stages if stage != "start")
+        return {**found, "start": whole - seconds, "stages": seconds}
+
+
+def command_of(options: argparse.Namespace, name: str, root: Path) -> list:
+    """Our command, of a clone."""
+    engine = "spark" if name.endswith("spark") else "local"
+    if name in TABLES:
+        return preprocess_tables.command(options, engine)
+    words = [sys.executable, "-u", root / "preproc" / "spark_data_utils.py", f"--engine={engine}"]
+    words += ["--cores", str(options.cores), "--input_folder", options.raw]
+    return [*words, "--output_folder", options.output]
 
 
 def _processor_seconds() -> float:
@@ -269,71 +301,28 @@ def compare_parsers(options: argparse.Namespace) -> None:
         print(f"{name:<12}{lines / best / 1e6:8.2f} M lines/s{len(text) / best / 1e6:8.0f} MB/s")
 
 
-def compare_executors(options: argparse.Namespace) -> None:
-    raw = logs(options, options.rows)
-    pairs = {"Spark": ("executors_1", "executors_2"), "local": ("processes_1", "processes_2")}
-    rounds: dict[str, list[dict]] = {side: [] for pair in pairs.values() for side in pair}
-    for _ in range(options.rounds):
-        for side, results in rounds.items():
-            results.append(run_side(options, side, raw))
-    print(f"{options.rows:,} rows, medians of {options.rounds} rounds, s")
-    print(f"{'stage':<14}" + "".join(f"{name:>7} 1{name:>7} 2{'ratio':>7}" for name in pairs))
-    for stage in (*STAGES, "all stages"):
-        print(f"{stage:<14}", end="")
-        for pair in pairs.values():
-            one, two = (
-                statistics.median(r["by_stage"].get(stage, r["stages"]) for r in rounds[side])
-                for side in pair
-            )
-            print(f"{one:>9.2f}{two:>9.2f}{one / two:>7.2f}", end="")
-        print()
-
-
 def show_growth(options: argparse.Namespace) -> None:
-    cap = options.cap_mib if options.engine == "local" else 0  # a JVM reserves what it may use
-    print(f"{options.engine} engine, {options.cores} cores, {cap or 'no'} MiB a process at most")
-    print(f"{'rows':>12}{'s':>8}{'us a row':>10}{'largest process':>17}{'disk / input':>14}")
+    print(f"{options.engine} engine, {options.cores} cores, --memory {options.memory}")
+    print(
+        f"{'rows':>12}{'s':>8}{'us a row':>10}{'processor s':>13}{'memory':>13}{'disk / input':>14}"
+    )
     for millions in options.growth.split(","):
         rows = int(float(millions) * 1e6)
         raw = logs(options, rows)
         size = sum(path.stat().st_size for path in raw.glob("day_*"))
-        result = run_side(options, options.engine, raw, cap, watched=True)
+        result = run_side(options, options.engine, raw, watched=True)
         seconds = result["stages"]
         print(
-            f"{rows:>12,}{seconds:>8.2f}{seconds / rows * 1e6:>10.2f}"
-            f"{result['memory'] / 2**20:>13.0f} MiB{result['disk'] / size:>14.2f}",
+            f"{rows:>12,}{seconds:>8.2f}{seconds / rows * 1e6:>10.2f}{result['processor']:>13.1f}"
+            f"{result['memory'] / 1e6:>10.0f} MB{result['disk'] / size:>14.2f}",
             flush=True,
         )
 
 
-# The sides; each returns how long its start took, and the memory of its largest process.
+# The other sides.
 
 
-def facts(start: float) -> dict:
-    largest = max(
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-    )
-    return {"start": start, "memory": largest * 1024}
-
-
-def ours(options: argparse.Namespace, *arguments: str) -> dict:
-    """Times our command, whose output gives the seconds of its start and of its stages."""
-    command = [sys.executable, "-u", ROOT / "preproc" / "spark_data_utils.py", *arguments]
-    command[3:3] = ["--cores", str(options.cores)]
-    command += ["--input_folder", options.raw, "--output_folder", options.output]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    began, ends = time.perf_counter(), []
-    for line in process.stdout:
-        if line.partition(":")[0] in ("start", *STAGES):
-            ends.append(time.perf_counter() - began)
-    if process.wait():
-        raise SystemExit(process.returncode)
-    by_stage = dict(zip(STAGES, np.diff(ends).tolist(), strict=True))
-    return facts(ends[0]) | {"stages": ends[-1] - ends[0], "by_stage": by_stage}
-
-
-def polars_side(options: argparse.Namespace) -> dict:
+def polars_side(options: argparse.Namespace) -> None:
     """The same dataset out of data frames in memory."""
     os.environ["POLARS_MAX_THREADS"] = str(options.cores)
     import polars as pl
@@ -380,10 +369,9 @@ def polars_side(options: argparse.Namespace) -> dict:
         for i in CATEGORICAL:
             part[f"f{i}"].to_numpy().tofile(folder / f"cat_{i - 14}.bin")
     layout.write_model_size(options.output, cardinalities)
-    return facts(0.0)
 
 
-def nvidia_style_logs(options: argparse.Namespace) -> dict:
+def nvidia_style_logs(options: argparse.Namespace) -> None:
     """NVIDIA's way with raw logs, whose last day is divided into two splits."""
     columns = ", ".join(f"_c{i} {'int' if i < 14 else 'string'}" for i in range(40))
     paths = sorted(options.raw.glob("day_*"))
@@ -400,10 +388,10 @@ def nvidia_style_logs(options: argparse.Namespace) -> dict:
         others = {name: read([options.output / f"{name}.txt"]) for name in halves}
         return read(paths[:-1]), others, read(paths)
 
-    return nvidia_style_side(options, splits)
+    nvidia_style_side(options, splits)
 
 
-def nvidia_style_table(options: argparse.Namespace) -> dict:
+def nvidia_style_table(options: argparse.Namespace) -> None:
     """NVIDIA's way with a table, of which a fifth of the rows are test rows."""
 
     def splits(spark):
@@ -417,10 +405,10 @@ def nvidia_style_table(options: argparse.Namespace) -> dict:
         train = frame.where("not test").drop("test")
         return train, {"test": frame.where("test").drop("test")}, train
 
-    return nvidia_style_side(options, splits)
+    nvidia_style_side(options, splits)
 
 
-def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
+def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> None:
     """Data frames of Spark, as NVIDIA's scripts have them; Parquet to binary to split files.
 
     Args:
@@ -441,7 +429,7 @@ def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    start = time.perf_counter() - began
+    options.start = time.perf_counter() - began
     train, others, counted = splits(spark)
     pairs = counted.select(
         sql.posexplode(sql.array(*(f"_c{i}" for i in CATEGORICAL))).alias("column", "value")
@@ -476,12 +464,15 @@ def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
     shuffled.write.parquet(path_of("train"))
     for name, frame in others.items():
         transformed(frame).write.parquet(path_of(name))
+    gateway = spark.sparkContext._gateway
     spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()  # whose processor time counts
     cardinalities = [sizes.get(i, 0) + 1 for i in range(26)]
     for name in ("train", *others):
         parquet_to_split(options.output, name, cardinalities)
     layout.write_model_size(options.output, cardinalities)
-    return facts(start)
 
 
 def parquet_to_split(output: Path, name: str, cardinalities: list[int]) -> None:
@@ -509,31 +500,22 @@ def parquet_to_split(output: Path, name: str, cardinalities: list[int]) -> None:
     shutil.rmtree(output / name)
 
 
-SIDES = {
-    "local": lambda options: ours(options, "--engine=local"),
-    "local_no_report": lambda options: ours(options, "--engine=local", "--no-report"),
-    "spark": ours,
+LOGS = ["local", "local_no_report", "spark", "nvidia_style", "polars"]
+TABLES = ["table_local", "table_spark", "table_nvidia_style", "table_polars"]
+PEERS = {
     "nvidia_style": nvidia_style_logs,
     "polars": polars_side,
-}
-TABLES = {
-    "table_local": None,  # commands, see `run_side`
-    "table_spark": None,
     "table_nvidia_style": nvidia_style_table,
-    "table_polars": lambda options: preprocess_tables.with_polars(options) or facts(0.0),
+    "table_polars": preprocess_tables.with_polars,
 }
-EXECUTORS = {
-    f"executors_{n}": lambda options, n=n: ours(
-        options,
-        f"--master=local-cluster[{n},1,1024]",
-        "--conf=spark.executor.memory=512m",
-        f"--conf=spark.cores.max={n}",  # as prepare_dataset.sh says, so that it waits for all
-    )
-    for n in (1, 2)
-} | {
-    f"processes_{n}": lambda options, n=n: ours(options, "--engine=local", f"--cores={n}")
-    for n in (1, 2)
+OURS = {  # our commands, and further flags
+    "local": (),
+    "local_no_report": ("--no-report",),
+    "spark": (),
+    "table_local": (),
+    "table_spark": (),
 }
+CLONE = " of the clone"
 RATIOS = [  # ours, another, and whether the start is left out
     ("spark", "nvidia_style", 0),
     ("spark", "nvidia_style", 1),
@@ -551,7 +533,6 @@ WHAT = {
     "tables": compare_tables,
     "files": compare_files,
     "parsers": compare_parsers,
-    "executors": compare_executors,
     "growth": show_growth,
 }
 

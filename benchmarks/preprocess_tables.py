@@ -8,7 +8,6 @@ every feature has a file of its own.
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,11 +104,6 @@ def command(options: argparse.Namespace, engine: str) -> list[str]:
     words = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
     words += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
     return [*words, f"--cores={options.cores}", "--noreport"]
-
-
-def seconds_of_stages(said: str) -> float:
-    """Returns the seconds of all stages in the output of our command."""
-    return sum(float(stage) for stage in re.findall(r"^\w+: .*? ([\d.]+) s\b", said, re.MULTILINE))
 
 
 def with_polars(options: argparse.Namespace) -> None:

@@ -15,11 +15,11 @@
 #     SPARK_MASTER         a cluster, such as spark://host:7077 (default local[TOTAL_CORES])
 #     PYTHON               interpreter (default .venv/bin/python of this repository, else python3)
 #
-# The same command resumes a run that was stopped. Until a run is complete, its finished work and its
-# intermediate rows are kept in $OUTPUT_PATH/binary_dataset.unfinished.
+# The same command resumes a run that was stopped. Until a run is complete, its finished stages are kept
+# in $OUTPUT_PATH/binary_dataset.unfinished.
 #
-# On a cluster, tasks read INPUT_PATH and write OUTPUT_PATH: every node must mount both under the same
-# name. The same holds for PYTHON, with its packages, and for this repository.
+# On a cluster, executors read INPUT_PATH and write OUTPUT_PATH: every node must mount both under the
+# same name. The same holds for PYTHON, with its packages, and for this repository.
 #
 # NVIDIA's form also works: run_spark.sh [CPU] INPUT_PATH OUTPUT_PATH [FREQUENCY_LIMIT]. Further
 # arguments are passed to spark_data_utils.py, whose flags (--help) follow.

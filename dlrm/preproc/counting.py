@@ -1,16 +1,18 @@
 """The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.cells import KEYS_OF_NAN
-from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
+from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Sums, ordered
@@ -22,7 +24,6 @@ from dlrm.preproc.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
 BETWEEN = " & "  # the values of a combination in its text
-_LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
 class CountedColumn(NamedTuple):
@@ -47,6 +48,7 @@ class CountJob(NamedTuple):
     Attributes:
         fit: whether to count the values of training rows; otherwise only rows are counted.
         known: folder of the lookups of the dictionaries that the rows extend, and their sizes.
+        most_bad: maximum number of rows of all parts that cannot be read.
     """
 
     source: Source
@@ -54,6 +56,7 @@ class CountJob(NamedTuple):
     quarantine: bool
     fit: bool = True
     known: tuple[str, Sequence[int]] | None = None
+    most_bad: float = math.inf
 
 
 def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBatch]:
@@ -73,31 +76,36 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBa
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts: dict[str, Any] = {}
     counted = _Counted(job.source.schema)
-    for read, splits in readable(job.source, job.divider, part, rejected, facts):
-        counted.add(read, splits, job.fit)
-    facts |= counted.facts() | {"rejected": rejected or []}
-    if job.fit:
-        columns = counted.columns()
-        facts["nan"] = [bool(np.isin(KEYS_OF_NAN, column.keys).any()) for column in columns]
-        yield from _batches(columns, job.known)
-    yield facts_batch(COUNTS, number, facts)
+    for read, splits in readable(job.source, job.divider, part, rejected, facts, job.most_bad):
+        if found := counted.add(read, splits, job.fit):
+            yield _batch(found, counted.columns, job.known)
+    if found := counted.rest():
+        yield _batch(found, counted.columns, job.known)
+    yield facts_batch(COUNTS, number, facts | counted.facts() | {"rejected": rejected or []})
 
 
-def _batches(
-    columns: Sequence[Counts], known: tuple[str, Sequence[int]] | None
-) -> Iterator[pa.RecordBatch]:
-    for place, counts in enumerate(columns):
+def _batch(
+    found: Sequence[tuple[int, Counts]], columns: int, known: tuple[str, Sequence[int]] | None
+) -> pa.RecordBatch:
+    """Returns counts of columns; those of values with ids are under further columns."""
+    arrays: list[list[Any]] = [[], [], [], []]
+    for place, counts in found:
         numbers = np.full(len(counts.keys), place, np.int32)
         if known is not None and place < len(known[1]) and (size := known[1][place]):
             lookup = IdLookup.load(known[0], place, layout.id_dtype(size + 1))
-            numbers[lookup(Parsed.present(counts.keys)) != 0] += len(columns)
+            numbers[lookup(Parsed.present(counts.keys)) != 0] += columns
         keys, texts = counts.keys.astype(np.uint64), counts.texts
         if texts is None:
             texts = pa.nulls(len(numbers), pa.large_binary())
         else:  # combinations may have equal texts, whose order is that of these hashes
             keys = spread(keys)
-        arrays = [numbers, keys, texts, counts.counts.astype(np.int64)]
-        yield pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=COUNTS)
+        for of_column, array in zip(arrays, (numbers, keys, texts, counts.counts), strict=True):
+            of_column.append(array)
+    values = [
+        pa.concat_arrays(parts) if place == 2 else pa.array(np.concatenate(parts), field.type)
+        for place, (parts, field) in enumerate(zip(arrays, COUNTS, strict=True))
+    ]
+    return pa.RecordBatch.from_arrays(values, schema=COUNTS)
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:
@@ -120,7 +128,8 @@ class _Counted:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._greatest = [0] * len(schema.dictionaries())  # of ids
-        self._counts = [[_none_of(column)] for column in counted_columns(schema)]
+        self.columns = len(counted_columns(schema))
+        self._nan = [False] * self.columns
         self._sums = [Sums() for _ in schema.numerical]
         self._rows, self._positives, self._dropped = [0, 0, 0], [0, 0, 0], 0
         self._ids = np.zeros((3, len(_list_fields(schema))), np.int64)
@@ -129,18 +138,16 @@ class _Counted:
         self._fields = [_FieldCounts() for _ in schema.categorical]
         self._places = _places(schema)
 
-    def add(self, read: Read, splits: np.ndarray, fit: bool) -> None:
-        """Adds rows; `fit` says whether to count values of training rows."""
+    def add(self, read: Read, splits: np.ndarray, fit: bool) -> list[tuple[int, Counts]]:
+        """Adds rows; returns counts of values of training rows, by column, if they are to `fit`."""
         schema, rows = self._schema, read.rows
         assert rows.labels is not None
         kept = splits != DROPPED
         self._dropped += int(np.count_nonzero(~kept))
         if schema.time and kept.any():
             times = rows.extra["time"][kept]
-            self._times = [
-                min([*self._times, int(times.min())]),
-                max([*self._times, int(times.max())]),
-            ]
+            times = [*self._times, int(times.min()), int(times.max())]
+            self._times = [min(times), max(times)]
         for split in range(3):
             chosen = splits == split
             self._rows[split] += int(np.count_nonzero(chosen))
@@ -151,51 +158,55 @@ class _Counted:
         self._add_ids(rows, np.flatnonzero(kept))
         training = np.flatnonzero(splits == TRAIN)
         if not fit or not len(training):
-            return
-        self._add_values(rows, training)
+            return []
         for i, field in enumerate(schema.numerical):
             if field.rule.needs_sums:
                 values, missing = rows.numerical[i]
                 self._sums[i] += Sums.from_values(
                     values[training[~missing[training]]].astype(np.float64)
                 )
+        return self._noted(self._values(rows, training))
 
-    def columns(self) -> list[Counts]:
-        """Returns the counts of `counted_columns`."""
-        for place, field in zip(self._places, self._fields, strict=False):
-            field.finish(self._counts[place])
-        return [merge_counts(parts) for parts in self._counts]
+    def rest(self) -> list[tuple[int, Counts]]:
+        """Returns the counts that are left."""
+        return self._noted(
+            zip(self._places, (field.rest() for field in self._fields), strict=False)
+        )
+
+    def _noted(self, found: Iterable[tuple[int, Counts]]) -> list[tuple[int, Counts]]:
+        """Returns the counts of columns that have some, and notes NaN among their values."""
+        some = [(place, counts) for place, counts in found if len(counts.keys)]
+        for place, counts in some:
+            self._nan[place] |= bool(np.isin(KEYS_OF_NAN, counts.keys).any())
+        return some
 
     def facts(self) -> dict[str, Any]:
         """Returns the other facts."""
-        labels = self._labels
-        if len(labels) > _MOST_LABELS:
-            labels = Counter(dict(labels.most_common(_MOST_LABELS)))
         return {
             "rows": self._rows,
             "positives": self._positives,
             "dropped": self._dropped,
-            "labels": labels,
+            "labels": dict(self._labels.most_common(_MOST_LABELS)),
             "ids": self._ids.tolist(),
             "times": self._times,
             "sums": [sums.to_list() for sums in self._sums],
             "greatest": self._greatest,
+            "nan": self._nan,
         }
 
-    def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
-        schema, counts = self._schema, self._counts
+    def _values(self, rows: FieldRows, training: np.ndarray) -> Iterator[tuple[int, Counts]]:
+        schema = self._schema
         for i, field in enumerate(self._fields):
-            if schema.categorical[i].type == "id":
-                continue
-            field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
+            if schema.categorical[i].type != "id":
+                yield self._places[i], field.add(rows.categorical[i], rows.texts[i], training)
         for i, place in enumerate(self._places[len(self._fields) :]):
-            _append(counts[place], _cross_counts(schema, i, rows, training))
+            yield place, _cross_counts(schema, i, rows, training)
         place = len(schema.dictionaries())
         for i, number in enumerate(schema.numerical):
             if number.fitted_bins:
                 values, missing = rows.numerical[i]
                 keys = ordered(values[training[~missing[training]]])
-                _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
+                yield place, Counts(*np.unique(keys, return_counts=True))
                 place += 1
 
     def _add_ids(self, rows: FieldRows, kept: np.ndarray) -> None:
@@ -224,9 +235,6 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:
         return Counts(keys, counts)
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
     between = pa.scalar(BETWEEN.encode(), pa.large_binary())
     return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
@@ -234,8 +242,6 @@ def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray)
 
 def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
     """Returns an Arrow array: the text of a categorical field in rows that have a value."""
-    import pyarrow as pa
-
     column, texts = read.categorical[field], read.texts[field]
     assert isinstance(column, Coded)
     places = column.codes[rows]
@@ -252,25 +258,24 @@ class _FieldCounts:
         self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._texts: Any = None
 
-    def add(self, column: Column, texts: Any, rows: np.ndarray, counts: list[Counts]) -> None:
-        """Counts selected rows; adds values to `counts` when a batch no longer has them."""
+    def add(self, column: Column, texts: Any, rows: np.ndarray) -> Counts:
+        """Counts selected rows; returns the counts so far when a batch no longer has the values."""
         coded, chosen = column.each(rows)
         if isinstance(coded, Parsed):
-            # Parts of logs are small enough for one merge, at the end.
-            counts.append(count_values(coded.take(chosen) if len(chosen) < coded.rows else coded))
-            return
+            return count_values(coded.take(chosen) if len(chosen) < coded.rows else coded)
+        found = Counts(self._keys[:0], self._occurrences[:0])
         if coded.keys is not self._keys:
-            self.finish(counts)
+            found = self.rest()
             self._keys, self._texts = coded.keys, texts
             self._occurrences = np.zeros(len(coded.keys), np.int64)
         self._occurrences += coded.occurrences(chosen)
+        return found
 
-    def finish(self, counts: list[Counts]) -> None:
-        """Adds the pending counts to `counts`."""
+    def rest(self) -> Counts:
+        """Returns the counts that are left."""
         there = np.flatnonzero(self._occurrences)
-        if len(there):
-            texts = None if self._texts is None else self._texts.take(there)
-            _append(counts, Counts(self._keys[there], self._occurrences[there], texts))
+        texts = None if self._texts is None else self._texts.take(there)
+        return Counts(self._keys[there], self._occurrences[there], texts)
 
 
 def _list_fields(schema: Schema) -> list[tuple[int, int]]:
@@ -288,31 +293,10 @@ def _num_ids(schema: Schema, read: FieldRows, chosen: np.ndarray) -> np.ndarray:
     return np.array(num_ids, np.int64)
 
 
-def _none_of(column: CountedColumn) -> Counts:
-    """Returns the counts of a column in no rows: a part may have no training rows."""
-    texts = None
-    if column.kind == "texts":
-        import pyarrow as pa
-
-        texts = pa.array([], pa.large_binary())
-    return Counts(np.empty(0, np.uint32), np.empty(0, np.int64), texts)
-
-
-def _append(parts: list[Counts], counts: Counts) -> None:
-    """Adds counts to those of a column: the first part is merged, and the others wait.
-
-    They are merged once they are as many as the merged ones, so that memory is a small multiple of
-    the distinct values, and every value is sorted a logarithmic number of times.
-    """
-    parts.append(counts)
-    if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
-        parts[:] = [merge_counts(parts)]
-
-
 def _label_counts(read: Read, label: str) -> Counter[str]:
     texts, codes = read.texts_of(label)
     occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
-    labels: Counter[str] = Counter()
-    for text, count in zip(texts, occurrences.tolist(), strict=True):
+    labels = Counter[str]()
+    for text, count in zip(texts, occurrences.tolist(), strict=True):  # which may occur twice
         labels[text] += count
     return +labels

@@ -175,6 +175,7 @@ def readable(
     part: Part,
     rejected: list[Rejected] | None,
     facts: dict[str, Any] | None = None,
+    most: float = math.inf,
 ) -> Iterator[tuple[Read, np.ndarray]]:
     """Yields the rows of a part that can be read, with their splits.
 
@@ -182,9 +183,11 @@ def readable(
         source, part, facts: see `Source.read`.
         divider: assigns rows to splits.
         rejected: receives the other rows, which are left out; None raises the first.
+        most: number of other rows that all parts may have.
 
     Raises:
         RowError: a row cannot be read.
+        ValueError: more rows cannot be read.
     """
     for read in source.read(part, rejected, facts):
         try:
@@ -201,6 +204,12 @@ def readable(
             bad[0].where = part.where(begin + bad[0].row)
             bad[0].problem += LEAVES_OUT
             raise bad[0]
+        if len(rejected) + len(bad) > most:
+            row, reason = rejected[0][:2] if rejected else (begin + bad[0].row, bad[0].reason)
+            raise ValueError(
+                f"more than {most:.0f} rows cannot be read, a share above --max_bad_lines; the "
+                f"first of a part: {part.where(row)}, {reason}"
+            )
         rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
         good = np.ones(len(read.numbers), bool)
         good[list(first)] = False

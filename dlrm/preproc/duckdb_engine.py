@@ -35,22 +35,23 @@ _ATTEMPTS = 3
 _BATCH_ROWS = 1 << 16
 _SHARE = 0.5  # of the free memory, for DuckDB
 _LEAST_MEMORY = 256 << 20
+_GROUPED = """
+    SELECT "column", key, if(min(text) <> max(text), error(
+            'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
+        ), min(text)) AS text, sum(n)::BIGINT AS n
+    FROM given GROUP BY "column", key
+"""
 # A second grouping leaves of the rare values of a column only their number, so that they are not
 # sorted. Facts about parts, whose column is -1, are kept.
-_SUMS = """
-    SELECT "column", key, text, n FROM (
-        SELECT "column", if(n > 0, key, count(*)::UBIGINT) AS key, text, n FROM (
-            SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
-                if(n < least, 0, n) AS n
-            FROM (
-                SELECT "column", key, if(min(text) <> max(text), error(
-                        'hash of ' || hex(min(text)) || ' and ' || hex(max(text))
-                    ), min(text)) AS text, sum(n)::BIGINT AS n, $limits["column" + 2] AS least
-                FROM given GROUP BY "column", key
-            )
-        ) GROUP BY "column", key, text, n
-    ) ORDER BY "column", n DESC, text, key
+_FREQUENT = f"""
+    SELECT "column", if(n > 0, key, count(*)::UBIGINT) AS key, text, n FROM (
+        SELECT "column", if(n < least, NULL, key) AS key, if(n < least, NULL, text) AS text,
+            if(n < least, 0, n) AS n
+        FROM (SELECT *, $limits["column" + 2] AS least FROM ({_GROUPED}))
+    ) GROUP BY "column", key, text, n
 """
+# Texts in the order make sorting several times as slow, even where there are none.
+_IN_ORDER = 'SELECT "column", key, text, n FROM ({}) ORDER BY "column", n DESC, {}key'
 _SORTED = 'SELECT split, key, "row" FROM given ORDER BY split, key'
 
 
@@ -88,11 +89,16 @@ class DuckDbEngine:
         parts: Sequence[Any],
         partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
+        has_texts: bool,
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`."""
         given = self._batches(partial_counts, parts, on_part, COUNTS)
-        yield from self._query(_SUMS, COUNTS, given, {"limits": [1, *limits]})
+        sums, values = _GROUPED, dict[str, Any]()
+        if max(limits, default=1) > 1:
+            sums, values = _FREQUENT, {"limits": [1, *limits]}
+        query = _IN_ORDER.format(sums, "text, " * has_texts)
+        yield from self._query(query, COUNTS, given, values)
 
     def sorted_rows(
         self,

@@ -74,6 +74,7 @@ class Engine(Protocol):
         parts: Sequence[Any],
         partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
+        has_texts: bool,
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of the counts of all parts, by column, then descending, then by value.
@@ -83,6 +84,7 @@ class Engine(Protocol):
             partial_counts: yields batches of `COUNTS` for a part.
             limits: for each column, the least sum of a value that is kept. The last entry of a
                 column has in place of a key the number of other values, and 0 occurrences.
+            has_texts: whether values of a column are texts, whose order is that of their bytes.
             on_part: called with the number of a part that has been read, unless the engine has
                 pages of its own.
         """

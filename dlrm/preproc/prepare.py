@@ -9,6 +9,7 @@
 Every finished stage leaves a marker in a `WorkFolder`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,8 @@ from dlrm.preproc.source import Source, Target
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices
+
+_FEW_BAD = 1000  # rows that cannot be read, so few that all of them are soon counted
 
 
 def input_facts(files: Sequence[Path]) -> dict[str, str]:
@@ -85,22 +88,25 @@ def count(
 ) -> Counted:
     """Reads every row once; writes the values that get ids, if `fit`, to the folder of the run."""
     options, columns = run.options, counted_columns(run.options.schema) if fit else []
-    grows = [0] * len(columns)
-    known = None
+    grows, known = [0] * len(columns), None
+    limits = [column.limit for column in columns]
     if run.parent is not None and fit:
         grows = run.parent.sizes
         columns = run.parent.columns(columns)
         known = run.parent.lookups, grows
-    job = CountJob(source, divider, options.quarantine, fit, known)
-    limits = [column.limit for column in columns] + [NEVER] * len(columns)
+        limits = [column.limit for column in columns] + [NEVER] * len(columns)  # of known values
+    rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
+    most_bad = max(options.max_bad_lines * rows, _FEW_BAD) if rows else math.inf
+    job = CountJob(source, divider, options.quarantine, fit, known, most_bad)
     folder = run.work.folder(f"{name}.values")
 
     def read() -> Counted:
         if not options.quarantine and options.division.keep_negatives == 1:
-            rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
             check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
-        summed = run.engine.counts(list(enumerate(parts)), task, limits, stage.progress(parts))
+        has_texts = any(column.kind == "texts" for column in columns)
+        how = list(enumerate(parts)), task, limits, has_texts, stage.progress(parts)
+        summed = run.engine.counts(*how)
         return write_counted(summed, options.schema, columns, folder, grows)
 
     with run.stage(name) as stage:
@@ -194,10 +200,26 @@ def write_dataset(
     with run.stage("describe"):
         if options.report:
             report.write(output, written["report"])
-        labels = label_counts(counted.facts)
         spec = _specification(run, fitted, totals, names)
-        made = run, spec, totals, fitted.cardinalities, names, written, origin
-        return finish_dataset(*made, labels=labels)
+        if spec is not None:
+            spec.save()
+        if spec is None or not spec.lists:  # readers of this file alone expect one id per row
+            layout.write_model_size(output, fitted.cardinalities)
+        rows = {name: totals[name].get("rows", 0) for name in names}
+        made_of = options.manifest_facts() | (origin or {})
+        if (parent := run.parent) is not None:
+            made_of["increment"] = {"parent": parent.digest, "numerics": parent.config.numerics}
+        manifest = output, rows, fitted.cardinalities, made_of, written["sums"]
+        layout.write_dataset_manifest(*manifest)
+        write_slices(output, written["slices"])
+        result = {
+            "totals": totals,
+            "cardinalities": list(fitted.cardinalities),
+            "tables": None if spec is None else spec.field_tables,
+            "labels": label_counts(counted.facts),
+        }
+        run.work.finish_output(result)
+    return result
 
 
 def fit(
@@ -261,6 +283,10 @@ def _specification(
     if run.options.output_format == "binary":
         return None
     schema, (label, numerical, categorical) = fitted.schema, run.options.feature_names
+    counts = {"clicks": "clicks", "numerical_values_raised_to_1": "clamped"}
+    metadata = {
+        key: {name: totals[name].get(count, 0) for name in names} for key, count in counts.items()
+    }
     named = dict(zip(schema.categorical_names, categorical, strict=True))
     return FeatureSpec.named(
         run.work.output / run.options.feature_spec_out,
@@ -268,7 +294,7 @@ def _specification(
         numerical,
         dict(zip(categorical, fitted.cardinalities, strict=True)),
         names,
-        metadata_of(totals, names),
+        metadata,
         {categorical[i]: field for i, field in fitted.lists.items()},
         {named[column]: table for column, table in schema.shared_tables.items()},
     )
@@ -331,50 +357,6 @@ def _span(divided: Divided, target: Target, layout: Layout) -> Span:
         return Span(size, 0, 1 << 64)
     parts = [divided.parts[place] for place in np.flatnonzero(divided.rows[:, target.split])]
     return Span(size, parts[0].first_row, parts[-1].first_row + parts[-1].rows)
-
-
-def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the entries of a feature specification besides the features, for each split."""
-    return {
-        key: {name: totals[name].get(count, 0) for name in names}
-        for key, count in (("clicks", "clicks"), ("numerical_values_raised_to_1", "clamped"))
-    }
-
-
-def finish_dataset(
-    run: PreparationRun,
-    spec: FeatureSpec | None,
-    totals: dict[str, dict[str, int]],
-    cardinalities: Sequence[int],
-    names: Sequence[str],
-    written: dict[str, Any],
-    origin: dict[str, Any] | None = None,
-    **facts: Any,
-) -> dict[str, Any]:
-    """Writes the specification and, last, the manifest; returns cardinalities, totals and facts.
-
-    Args:
-        spec: describes the features; None if the format has none.
-        totals, cardinalities: what each split has, and the rows of each table.
-        written: `sums` of the files of rows, and their `slices` where they are in a store.
-        origin: origin of the rows, for the manifest, if files do not tell it.
-        facts: facts to return as well, also by a run that finds the dataset complete.
-    """
-    output = run.work.output
-    if spec is not None:
-        spec.save()
-    if spec is None or not spec.lists:  # readers of this file alone expect one id per row
-        layout.write_model_size(output, cardinalities)
-    rows = {name: totals[name].get("rows", 0) for name in names}
-    made_of = run.options.manifest_facts() | (origin or {})
-    if run.parent is not None:
-        made_of["increment"] = {"parent": run.parent.digest, "numerics": run.parent.config.numerics}
-    layout.write_dataset_manifest(output, rows, cardinalities, made_of, written["sums"])
-    write_slices(output, written["slices"])
-    tables = None if spec is None else spec.field_tables
-    result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
-    run.work.finish_output(result)
-    return result
 
 
 def summary(result: dict[str, Any]) -> list[str]:

@@ -1,25 +1,31 @@
-"""A run of preprocessing and its stages: the engine, the results and the messages."""
+"""A run of preparation and its stages: the engine, the results and the messages."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import UnionType
 from typing import Any
+
+from tqdm import tqdm
 
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.engine import Engine
-from dlrm.preproc.parent import Parent
-from dlrm.preproc.work_folder import ProgressLine, WorkFolder
+from dlrm.preproc.errors import EngineError
+from dlrm.preproc.parent import Parent, open_parent
+from dlrm.preproc.work_folder import WorkFolder, open_work_folder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
+_MINUTE = 60.0  # between lines about progress in a file
 
 
 @dataclass
 class PreparationRun:
-    """The context of all stages: the engine of tasks, the folder of results, and the output."""
+    """The context of all stages: the engine, the folder of results, and the output."""
 
     engine: Engine
     work: WorkFolder
@@ -29,12 +35,13 @@ class PreparationRun:
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:
-        """Prints, at the end of a stage, the time that it took."""
-        stage, start = Stage(self, name), time.perf_counter()
+        """Shows the progress of a stage and, at its end, the time that it took."""
+        stage, start = Stage(name), time.perf_counter()
         try:
             yield stage
         finally:
-            stage.line.clear()
+            if stage.bar is not None:
+                stage.bar.close()
         seconds = max(time.perf_counter() - start, 1e-9)
         rate = f"{stage.rows:>14,} rows" if stage.rows is not None else " " * 19
         speed = f" {stage.size / seconds / 1e6:>10,.1f} MB/s" if stage.size else ""
@@ -43,33 +50,89 @@ class PreparationRun:
     def write_lookups(self, name: str, transform: Path) -> Path:
         """Writes the lookups of a transform to a folder of the run, once."""
         folder = self.work.folder(name)
-        places = range(len(self.options.schema.dictionaries()))
-        task = partial(_write_lookup, transform=str(transform), folder=str(folder))
+        places, cores = range(len(self.options.schema.dictionaries())), self.engine.cores
+        task = partial(_write_lookups, transform=str(transform), folder=str(folder))
         each = map if self.engine.is_distributed else self.engine.map  # as the driver has them
-        self.work.once(name, lambda: [*each(task, places)])
+        self.work.once(name, lambda: [*each(task, [places[i::cores] for i in range(cores)])])
         return folder
 
 
-def _write_lookup(place: int, transform: str, folder: str) -> int:
+@contextmanager
+def open_run(
+    options: Any,
+    output: Path,
+    facts: dict[str, Any],
+    engine: Callable[[Path], AbstractContextManager[Engine]],
+    replace: bool | str = False,
+    restart: bool = False,
+    say: Callable[[str], None] = print,
+    lost: tuple[type[BaseException], ...] = (),
+    hinted: type[Exception] | UnionType = EngineError,
+) -> Iterator[PreparationRun]:
+    """Opens the work folder of an output, starts the engine, and publishes the output at the end.
+
+    Args:
+        options: `LogOptions` or `TableOptions`.
+        facts: what determines the output besides the options, by flag or file.
+        engine: starts the engine, which may use a directory.
+        replace, restart: see `open_work_folder`.
+        say: called with lines about the stages.
+        lost: errors after which the run cannot be resumed.
+        hinted: errors whose messages say how to resume it otherwise.
+    """
+    parent = open_parent(options.increment, options.schema)
+    facts = options.facts() | facts | ({} if parent is None else parent.facts())
+    with open_work_folder(output, facts, replace, restart) as work:
+        if work.resumed:
+            say(f"continuing with what {work.shown} has")
+        try:
+            with engine(work.folder("spill")) as running:
+                yield PreparationRun(running, work, options, say, parent)
+                work.publish()
+        except BaseException as error:
+            if isinstance(error, lost):
+                work.discard()
+            elif isinstance(error, hinted):
+                hint = f"what is done is kept in {work.shown}: the same command resumes it"
+                raise type(error)(f"{error} ({hint})") from error
+            raise
+
+
+def _write_lookups(places: Sequence[int], transform: str, folder: str) -> int:
     fitted = Transform.load(transform)
-    if fitted.dictionaries[place].kind != "id":
-        fitted.check(place)
-        IdLookup.write(fitted.dictionaries[place].keys, folder, place)
-    return place
+    for place in places:
+        if fitted.dictionaries[place].kind != "id":
+            fitted.check(place)
+            IdLookup.write(fitted.dictionaries[place].keys, folder, place)
+    return len(places)
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # starts no thread, as processes are forked
 
 
 @dataclass
 class Stage:
-    """A running stage, and the message for its end."""
+    """A running stage, and what the message at its end says of its input."""
 
-    run: PreparationRun
     name: str
     rows: int | None = None
     size: int = 0
-
-    def __post_init__(self) -> None:
-        self.line = ProgressLine(self.name)
+    bar: tqdm | None = None
 
     def progress(self, parts: Sequence[Any]) -> Callable[[int], None]:
-        """Returns a function to call with the number of each part that is done."""
-        return self.line.begin([part.size for part in parts])
+        """Shows a bar, or a line a minute in a file.
+
+        Returns:
+            A function to call with the number of each part that is done.
+        """
+        sizes = [part.size for part in parts]
+        pause = 0.1 if sys.stderr.isatty() else _MINUTE
+        how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False}
+        how |= {"delay": pause, "mininterval": pause, "miniters": 1}
+        bar = self.bar = _Bar(desc=self.name, total=sum(sizes), **how)
+
+        def on_part(number: int) -> None:
+            bar.update(sizes[number])
+
+        return on_part

@@ -1,24 +1,20 @@
 """The directory of an unfinished run: its finished stages, options and input.
 
-    OUTPUT.unfinished/run.json           the options and the input
-    OUTPUT.unfinished/<digest>/output/   becomes OUTPUT when it is complete
-    OUTPUT.unfinished/<digest>/...       one file per finished stage, and what stages have made
+    OUTPUT.unfinished/run.json      the options and the input
+    OUTPUT.unfinished/run/output/   becomes OUTPUT when it is complete
+    OUTPUT.unfinished/run/...       one file per finished stage, and what stages have made
 
-Finished stages are not repeated, so a killed run resumes with the first that is not. The digest is
-that of options and input, so runs never mix. A run whose output is neither here nor at OUTPUT,
-according to its manifest, starts from the beginning.
+Finished stages are not repeated, so a killed run resumes with the first that is not. A run whose
+output is neither here nor at OUTPUT, according to its manifest, starts from the beginning.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,10 +32,11 @@ from dlrm.files import (
     tidy_after_killed,
     tidy_leftovers,
 )
+from dlrm.locks import try_lock
 from dlrm.manifest import read_manifest
 
 FACTS = "run.json"
-_REMOVED = ".removed"
+_LOCK, _REMOVED = "lock", ".removed"
 KIND = "dlrm preprocessing"
 
 
@@ -80,7 +77,8 @@ class WorkFolder:
 
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished; call it last."""
-        _write(self._marker(stage), result)
+        with staged_file(self._marker(stage)) as partial:
+            partial.write_text(json.dumps(result), encoding="utf-8")
 
     def once(self, stage: str, make: Callable[[], Any]) -> Any:
         """Returns the result of a stage, which is made unless an earlier run finished it."""
@@ -136,11 +134,6 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _write(path: Path, result: Any) -> None:
-    with staged_file(path) as partial:
-        partial.write_text(json.dumps(result), encoding="utf-8")
-
-
 @contextmanager
 def open_work_folder(
     final: Path, facts: dict[str, Any], replace: bool | str, restart: bool
@@ -159,33 +152,28 @@ def open_work_folder(
     """
     final = final.resolve()
     folder = work_path(final)
-    facts = json.loads(json.dumps(facts))
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-    work = WorkFolder(folder / digest, final, resumed=False)
+    work = WorkFolder(folder / "run", final, resumed=False)
+    own = json.loads(json.dumps({"kind": KIND, "facts": facts}))
     tidy_after_killed(final)
-    if restart or not work.is_published():
-        try:
-            check_replaceable(final, replace)
-        except FileExistsError as error:
-            raise FileExistsError(f"{error}{_what_is_there(final)}") from None
-    if folder.exists() and restart:
+    if restart or not (_record(folder) == own and work.is_published()):
+        check_replaceable(final, replace)
+    if folder.exists():
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         for removed in folder.glob(f"*{_REMOVED}"):
             shutil.rmtree(removed)
-        for run in folder.iterdir():
-            restore_replaced(run, final)
-        if restart or (folder / FACTS).exists() and not _is_to_go_on(folder, work):
-            _empty(folder)
-            (folder / FACTS).unlink(missing_ok=True)
+        restore_replaced(work.path, final)
         work.resumed = (folder / FACTS).exists()
+        if work.resumed and (restart or not _is_to_go_on(work, _record(folder) == own)):
+            _empty(folder)
+            (folder / FACTS).unlink()
+            work.resumed = False
         if work.resumed:
-            record = read_json(folder / FACTS, object)
-            check_same(folder / FACTS, record, facts)
+            _check_same(folder, _record(folder), own["facts"])
         else:
-            _check_ours(folder)
-            _write(folder / FACTS, {"kind": KIND, "facts": facts})
+            with staged_file(folder / FACTS) as partial:
+                partial.write_text(json.dumps(own), encoding="utf-8")
         work.path.mkdir(exist_ok=True)
         tidy_leftovers(work.output)  # which its manifest would list
         shutil.rmtree(work.path / "spill", ignore_errors=True)
@@ -193,21 +181,9 @@ def open_work_folder(
             yield work
 
 
-def _what_is_there(final: Path) -> str:
-    """Describes a finished output, as of a run that was killed after publishing it, or nothing."""
-    try:
-        kind = read_json(final / MANIFEST)["kind"]
-        manifest = read_manifest(final, kind)
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""  # the error about the directory itself is raised all the same
-    when = datetime.fromtimestamp((final / MANIFEST).stat().st_mtime, timezone.utc)
-    made = manifest.get("transform")
-    options = made.items() if isinstance(made, dict) else ()
-    shown = ", ".join(f"{name} {value}" for name, value in options if not isinstance(value, dict))
-    return (
-        f". It holds a finished {kind} with all its files, of {when:%Y-%m-%d %H:%M:%S} UTC"
-        f"{shown and f', made with {shown}'}; if this command made it, nothing is left to do"
-    )
+def _record(folder: Path) -> Any:
+    """Returns the kind and the facts of an unfinished run; None if there is none."""
+    return read_json(folder / FACTS, object) if (folder / FACTS).exists() else None
 
 
 def work_path(final: Path) -> Path:
@@ -216,27 +192,24 @@ def work_path(final: Path) -> Path:
     return final.with_name(f"{final.name}.unfinished")
 
 
-def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
-    """Returns whether this run, or one that has read its input, left its work in the directory.
+def _is_to_go_on(work: WorkFolder, is_same: bool) -> bool:
+    """Returns whether a run of the same facts, or one that has read its input, left its work.
 
     A run whose output was moved resumes only to report it, if that output is intact.
     """
-    described = [path.parent for path in folder.glob("*/described.done")]
-    if any(not WorkFolder(run, work.final, True).has_output() for run in described):
-        return work.is_published()
-    return any(work.path.glob("*.done")) or has_results(p.name for p in folder.glob("*/*.done"))
-
-
-def has_results(names: Iterable[str]) -> bool:
-    """Returns whether a run, by the names of its finished stages, has read its input."""
-    return any(name.endswith(("spark.done", "count.done", "written.done")) for name in names)
+    if work.result("described") is not None and not work.has_output():
+        return is_same and work.is_published()
+    done = [path.stem for path in work.path.glob("*.done")]
+    return bool(done) if is_same else any(n.endswith(("spark", "count", "written")) for n in done)
 
 
 def remove_work_folder(folder: Path) -> None:
     """Removes the directory of a run, and last the file that marks it as ours."""
     _empty(folder)
     (folder / FACTS).unlink()
-    folder.rmdir()
+    (folder / _LOCK).unlink()
+    with suppress(OSError):  # another process locks it now
+        folder.rmdir()
 
 
 def _empty(folder: Path) -> None:
@@ -245,13 +218,13 @@ def _empty(folder: Path) -> None:
         if entry.is_dir():
             removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))
             shutil.rmtree(removed)
-        elif entry.name != FACTS:
+        elif entry.name not in (FACTS, _LOCK):
             entry.unlink()
 
 
 def _check_ours(folder: Path) -> None:
     if folder.is_dir():
-        entries = [entry.name for entry in folder.iterdir()]
+        entries = {entry.name for entry in folder.iterdir()} - {_LOCK}
         if FACTS in entries or all(name.startswith(f".{FACTS}.") for name in entries):
             return
     raise FileExistsError(
@@ -262,14 +235,12 @@ def _check_ours(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    """Locks a file, as NFS locks no directories."""
     folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    if (descriptor := try_lock(folder / _LOCK)) is None:
+        raise FileExistsError(f"{folder}: another process is at work here")
     _LOCKS.add(descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FileExistsError(f"{folder}: another process is at work here") from error
         yield
     finally:
         _LOCKS.discard(descriptor)
@@ -288,13 +259,13 @@ def _close_locks() -> None:
 os.register_at_fork(after_in_child=_close_locks)
 
 
-def check_same(place: object, record: Any, facts: dict[str, Any]) -> None:
-    """Raises ValueError if an unfinished run, recorded at a place, has other facts than this."""
+def _check_same(folder: Path, record: Any, facts: dict[str, Any]) -> None:
+    """Raises ValueError if an unfinished run has other facts than this one."""
     try:
-        earlier = dict(record["facts"]) if record["kind"] == KIND else {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{place}: not the facts of a run ({error!r})") from error
-    earlier, facts = _flat(earlier), _flat(facts)
+        earlier = _flat(record["facts"]) if record["kind"] == KIND else {}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / FACTS}: not the facts of a run ({error!r})") from error
+    facts = _flat(facts)
     changed = [
         f"{name} was {_shown(earlier.get(name))} and is {_shown(facts.get(name))}"
         for name in sorted({*earlier, *facts})
@@ -302,9 +273,8 @@ def check_same(place: object, record: Any, facts: dict[str, Any]) -> None:
     ]
     if changed:
         raise ValueError(
-            f"{os.path.dirname(str(place))}: has a run that did not finish, of other settings: "
-            f"{'; '.join(changed)}. --restart discards it and begins with the new settings; the "
-            "earlier ones resume it"
+            f"{folder}: has a run that did not finish, of other settings: {'; '.join(changed)}. "
+            "--restart discards it and begins with the new settings; the earlier ones resume it"
         )
 
 
@@ -325,41 +295,3 @@ def _shown(value: Any) -> str:
 def _date(nanoseconds: re.Match[str]) -> str:
     seconds, rest = divmod(int(nanoseconds[0]), 10**9)
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
-
-
-class ProgressLine:
-    """A line on the terminal, or one a minute in a file: share, speed and time left of a stage."""
-
-    def __init__(self, stage: str) -> None:
-        self._stage, self._live = stage, sys.stderr.isatty()
-
-    def begin(self, sizes: Sequence[int]) -> Callable[[int], None]:
-        """Returns a function to call with the number of each item that is done, of given bytes."""
-        start = said = time.perf_counter()
-        size, total = 0, max(sum(sizes), 1)
-
-        def show(number: int) -> None:
-            nonlocal size, said
-            size += sizes[number]
-            now = time.perf_counter()
-            speed = max(size, 1) / (now - start)
-            text = f"{self._stage}: {100 * size // total:3d} %  {speed / 1e6:,.1f} MB/s"
-            text += f"  {_duration((total - size) / speed)} left"
-            if self._live:
-                print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
-            elif now - said > 60:
-                said = now
-                print(text, file=sys.stderr, flush=True)
-
-        return show
-
-    def clear(self) -> None:
-        """Removes the line."""
-        if self._live:
-            print(f"\r{'':<78}\r", end="", file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -42,7 +42,8 @@ from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.preproc.logs.raw_log import Split, read_blocks
+from dlrm.preproc.logs.options import LogOptions
+from dlrm.preproc.logs.raw_log import LogSource, Split
 from dlrm.scripts.checkpoint.description import describe
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
@@ -51,8 +52,9 @@ from dlrm.train.checkpoints.state import Parameters, read_tensors
 
 def log_lines(path):
     split = Split(str(path), str(path), 0, 0, path.stat().st_size)
+    options = LogOptions(log_format=LogFormat(3, 2))
     if split.size:
-        list(read_blocks(split, LogFormat(3, 2), []))
+        list(LogSource(options.schema, options.log_format).read(split, []))
 
 
 def csv_rows(path):

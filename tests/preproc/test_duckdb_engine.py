@@ -36,7 +36,9 @@ def counts_of(part, column, occurrences):
 def summed(engine, parts, limits):
     """Returns the engine's values and counts by column, and the number of other values."""
     kept, others = {}, Counter()
-    for batch in engine.counts(range(len(parts)), parts.__getitem__, limits, lambda part: None):
+    for batch in engine.counts(
+        range(len(parts)), parts.__getitem__, limits, True, lambda part: None
+    ):
         for column, key, text, n in zip(*(c.to_pylist() for c in batch.columns), strict=True):
             if n == 0:
                 others[column] += key
@@ -141,7 +143,7 @@ def test_too_little_memory_is_named(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path):
-    disk, named = tmp_path / "small disk", "small disk/.*: No space left on device"
+    disk, named = tmp_path / "small disk", "small disk.*: No space left on device"
     engine = local_engine(1, disk, 64 << 20)
     with small_disk(disk, "20m"), engine as running, pytest.raises(TaskError, match=named) as error:
         sorted_keys(running)

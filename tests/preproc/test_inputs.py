@@ -8,7 +8,9 @@ import signal
 import struct
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -20,7 +22,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc.logs import pipeline, prepare_logs
-from dlrm.preproc.work_folder import ProgressLine
+from dlrm.preproc.stage import Stage
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
@@ -298,13 +300,13 @@ def test_a_mistake_that_nothing_came_of_may_be_corrected(tmp_path, capsys, mista
     prepared(tmp_path / "raw", tmp_path / "out", *SMALL)
 
 
-def test_on_a_terminal_a_line_shows_share_speed_and_time_left(monkeypatch, capsys):
-    now = iter([100.0, 102.0, 104.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now, 104.0))
+def test_on_a_terminal_a_bar_shows_the_share_that_is_read(monkeypatch, capsys):
+    now = count()
+    monkeypatch.setattr("tqdm.std.time", lambda: next(now))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    show = ProgressLine("count").begin([10_000_000] * 4)
-    show(0)
-    show(2)
+    stage = Stage("count")
+    on_part = stage.progress([SimpleNamespace(size=10_000_000)] * 4)
+    on_part(0)
+    on_part(2)
     shown = capsys.readouterr().err.split("\r")
-    assert shown[1].rstrip() == "count:  25 %  5.0 MB/s  0:06 left"
-    assert shown[2].rstrip() == "count:  50 %  5.0 MB/s  0:04 left"
+    assert [text.partition("|")[0] for text in shown[1:]] == ["count:  25%", "count:  50%"]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from preproc_testing import GOOD, KilledError, killed_at, small_disk, write_days
+from preproc_testing import GOOD, killed_at, small_disk, write_days
 from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
@@ -124,32 +124,7 @@ def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_
     leave_work_folder(monkeypatch, raw, tmp_path, replace=False)
     prepare(Inline(), raw, tmp_path, replace=False)
     assert contents(tmp_path) == whole
-    with pytest.raises(FileExistsError, match="exists and is not empty") as refused:
-        prepare(Inline(), raw, tmp_path, replace=False)
-    whole_of = (
-        r"a finished dataset with all its files, of [-\d]{10} [:\d]{8} UTC, made with numeric_"
-    )
-    assert re.search(f"{whole_of}.*seed 0.*; if this command made it", str(refused.value))
-    (tmp_path / "dataset" / "train" / "label.bin").write_bytes(b"")
-    with pytest.raises(FileExistsError, match=r"not empty; name another or remove it$"):
-        prepare(Inline(), raw, tmp_path, replace=False)
-
-
-def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_output_is_whole(
-    raw, tmp_path, monkeypatch
-):
-    remove = shutil.rmtree
-
-    def stop(folder, **how):
-        if str(folder).endswith(".removed"):
-            raise KilledError
-        remove(folder, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", stop)
-        with pytest.raises(KilledError):
-            prepare(Inline(), raw, tmp_path, replace=False)
-    with pytest.raises(FileExistsError, match="It holds a finished dataset with all its files"):
+    with pytest.raises(FileExistsError, match="exists and is not empty"):
         prepare(Inline(), raw, tmp_path, replace=False)
 
 

@@ -57,8 +57,8 @@ def test_two_texts_with_one_hash_are_refused(spark):
         yield pa.record_batch([[0, 0], [7, 8], [part, b"same"], [1, 1]], schema=COUNTS)
 
     with pytest.raises(TaskError, match="texts b'a' and b'b' have the same 64-bit hash"):
-        list(spark.counts([b"a", b"b"], counted, [2], print))
-    assert len(list(spark.counts([b"a", b"a"], counted, [2], print))) > 0
+        list(spark.counts([b"a", b"b"], counted, [2], True, print))
+    assert len(list(spark.counts([b"a", b"a"], counted, [2], True, print))) > 0
 
 
 def test_an_error_is_said_in_a_line(spark):

@@ -166,11 +166,11 @@ class _RangeReader:
 
 def count_lines(path: Path, within: ByteRange) -> int:
     """Returns the number of lines of a plain file that begin within a range."""
-    lines = 0
+    lines, last = 0, b"\n"
     with _RangeReader(path, within) as file:
         while block := file.read(_PACKED_BYTES):
-            lines += block.count(b"\n")
-    return lines
+            lines, last = lines + block.count(b"\n"), block[-1:]
+    return lines + (last != b"\n")
 
 
 def read_plain(paths: Sequence[Path]) -> list[bytes] | None:

@@ -3,10 +3,9 @@
 import re
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlrm.command_line import say
 from dlrm.data.clicks.layout import write_model_size
@@ -20,11 +19,9 @@ from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
 from dlrm.preproc.options import IncrementConfig, RunConfig
-from dlrm.preproc.parent import open_parent
 from dlrm.preproc.prepare import input_facts, summary
 from dlrm.preproc.spark.session import SparkConfig, local_inputs, open_engine
-from dlrm.preproc.stage import PreparationRun
-from dlrm.preproc.work_folder import open_work_folder
+from dlrm.preproc.stage import PreparationRun, open_run
 from dlrm.settings import settings_of
 
 
@@ -65,35 +62,22 @@ def _check_mode(values: Values) -> None:
             raise ValueError(f"--{name}: is for --mode generate_models and transform")
 
 
-class _Input(NamedTuple):
-    """Files of days, or one file and its number of days; and a log without labels."""
-
-    files: list[Path]
-    num_days: int | None
-    unlabeled: Path | None
-
-    @property
-    def all_files(self) -> list[Path]:
-        return self.files + ([self.unlabeled] if self.unlabeled else [])
-
-
-def _find_input(values: Values) -> _Input:
-    folder = values["input_folder"]
+def _find_input(values: Values) -> tuple[list[Path], int | None, Path | None]:
+    """Returns files of days; or one file, its number of days, and perhaps one without labels."""
+    folder = _required(values, "input_folder")
     train = find_file(folder, "train.txt") if folder.is_dir() else None
     if train is None:
         days = find_days(folder, values["num_days"], hold_out=values["hold_out"])
-        return _Input(days, None, None)
+        return days, None, None
     if any(folder.glob("day_*")):
         raise ValueError(f"{folder}: expected day files or train.txt, got both")
-    return _Input([train], values["num_days"] or KAGGLE_DAYS, find_file(folder, "test.txt"))
+    return [train], values["num_days"] or KAGGLE_DAYS, find_file(folder, "test.txt")
 
 
 def _verify(values: Values) -> None:
-    _required(values, "input_folder")
-    found = _find_input(values)
-    size = sum(path.stat().st_size for path in found.all_files)
-    days = f"{len(found.files)} day{'s' * (len(found.files) != 1)}"
-    what = days if found.num_days is None else found.files[0].name
+    files, num_days, unlabeled = _find_input(values)
+    size = sum(path.stat().st_size for path in filter(None, [*files, unlabeled]))
+    what = f"{len(files)} day{'s' * (len(files) != 1)}" if num_days is None else files[0].name
     shown = f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
     print(f"{values['input_folder']}: {what}, {shown}")
 
@@ -101,23 +85,17 @@ def _verify(values: Values) -> None:
 def _prepare(values: Values) -> None:
     output = _required(values, "output_folder") / DATASET
     with local_inputs(values, ["input_folder"], output) as local:
-        _prepare_into(local, output)
-
-
-def _prepare_into(values: Values, output: Path) -> None:
-    start = time.perf_counter()
-    _required(values, "input_folder")
-    found = _find_input(values)
-    facts = {"--num_days": found.num_days}
-    with _opened(values, output, found.all_files, facts) as run:
-        say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
-        result = pipeline.prepare(run, *found)
-        run.work.publish()
-    for line in summary(result):
-        say(line)
-    for total in result["totals"].values():
-        _warn_of_unknown(total)
-    say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
+        start = time.perf_counter()
+        files, num_days, unlabeled = _find_input(local)
+        every = [*files, *filter(None, [unlabeled])]
+        with _opened(local, output, every, {"--num_days": num_days}) as run:
+            say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
+            result = pipeline.prepare(run, files, num_days, unlabeled)
+        for line in summary(result):
+            say(line)
+        for total in result["totals"].values():
+            _warn_of_unknown(total)
+        say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
 
 
 def _warn_of_unknown(total: dict[str, int]) -> None:
@@ -131,58 +109,50 @@ def _warn_of_unknown(total: dict[str, int]) -> None:
 
 
 def _generate_models(values: Values) -> None:
-    folder = _required(values, "model_folder")
-    days = _days(values)
+    folder, days = _required(values, "model_folder"), _days(values)
     with _opened(values, folder, days, {"--mode": values["mode"]}) as run:
         pipeline.fit_days(run, days)
-        run.work.publish()
     say(f"{folder}: complete")
 
 
 def _transform(values: Values) -> None:
     folder, output = _required(values, "model_folder"), _required(values, "output_folder")
     days = _days(values)
-    facts = {
-        "--mode": values["mode"],
-        "--half": values["half"],
-        "--model_folder": str(folder.resolve()),
-        "--unlabeled": values["unlabeled"],
-    }
+    facts = {f"--{name}": values[name] for name in ("mode", "half", "unlabeled")}
+    facts["--model_folder"] = str(folder.resolve())
     if (fitted := facts_file(folder)).is_file():
         facts |= input_facts([fitted])
     with _opened(values, output, days, facts) as run:
         total = pipeline.transform_days(run, days, values["half"], folder, not values["unlabeled"])
-        run.work.publish()
-    if values["model_size_file"]:
-        cardinalities = Transform.load(folder).cardinalities
-        write_model_size(
-            values["model_size_file"].parent, cardinalities, values["model_size_file"].name
-        )
+    if (sizes := values["model_size_file"]) is not None:
+        write_model_size(sizes.parent, Transform.load(folder).cardinalities, sizes.name)
     _warn_of_unknown(total)
     say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
 
 
-@contextmanager
 def _opened(
     values: Values, output: Path, files: list[Path], facts: dict[str, Any]
-) -> Iterator[PreparationRun]:
+) -> AbstractContextManager[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
-    options = _options(values)
-    parent = open_parent(options.increment, options.schema)
-    replace = values["write_mode"] == "overwrite"
-    facts = options.facts() | facts | input_facts(files)
-    facts |= {} if parent is None else parent.facts()
-    with open_work_folder(output, facts, replace, values["restart"]) as work:
-        if work.resumed:
-            say(f"continuing with what {work.shown} has")
-        spark, running = values.config(SparkConfig), values.config(RunConfig)
-        how = work.folder("spill"), running.memory_bytes, spark, output, say
-        try:
-            with open_engine(values["engine"], running.num_cores, *how) as engine:
-                yield PreparationRun(engine, work, options, say, parent)
-        except (TaskError, EngineError) as error:
-            hint = f"what is done is kept in {work.shown}: the same command resumes it"
-            raise type(error)(f"{error} ({hint})") from error
+    options = values.config(
+        LogOptions,
+        log_format=values.config(LogFormat),
+        dictionary_days=_range("dictionary_days", values["dictionary_days"]),
+        report=values["report"] and values["mode"] == "prepare",
+        increment=values.config(IncrementConfig),
+    )
+    running = values.config(RunConfig)
+    how = running.memory_bytes, values.config(SparkConfig), output, say
+    return open_run(
+        options,
+        output,
+        facts | input_facts(files),
+        lambda spill: open_engine(values["engine"], running.num_cores, spill, *how),
+        values["write_mode"] == "overwrite",
+        values["restart"],
+        say,
+        hinted=EngineError | TaskError,
+    )
 
 
 _MODES = {
@@ -191,16 +161,6 @@ _MODES = {
     "generate_models": _generate_models,
     "transform": _transform,
 }
-
-
-def _options(values: Values) -> LogOptions:
-    return values.config(
-        LogOptions,
-        log_format=values.config(LogFormat),
-        dictionary_days=_range("dictionary_days", values["dictionary_days"]),
-        report=values["report"] and values["mode"] == "prepare",
-        increment=values.config(IncrementConfig),
-    )
 
 
 def _required(values: Values, name: str) -> Path:

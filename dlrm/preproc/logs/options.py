@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 HALVES = ("all", "first", "second")
 DATASET = "binary_dataset"
 KAGGLE_DAYS = 7
-# NVIDIA's settings of Spark's shuffles and joins, which are not used here.
-_NO_SHUFFLE = "Spark neither shuffles nor joins here"
-UNUSED = {
+_NO_SHUFFLE = "the number of shuffled parts follows from the cores, and nothing is joined"
+UNUSED = {  # NVIDIA's flags
     "low_mem": "memory is bounded in any case",
     "dict_build_shuffle_parallel_per_day": _NO_SHUFFLE,
     "apply_shuffle_parallel_per_day": _NO_SHUFFLE,
@@ -37,6 +36,7 @@ class LogOptions(PreparationOptions):
         dictionary_days: first and last day whose values get ids; None is all.
     """
 
+    feature_spec_out: ClassVar[str] = dataset_names.FEATURE_SPEC
     log_format: LogFormat = LogFormat()
     frequency_limit: str = setting(
         "15",
@@ -72,11 +72,6 @@ class LogOptions(PreparationOptions):
         return log_schema(numbers[0], limit.each(numbers[1]), self.numeric_transform)
 
     @property
-    def feature_spec_out(self) -> str:
-        """Returns the name of the specification to write."""
-        return dataset_names.FEATURE_SPEC
-
-    @property
     def feature_names(self) -> tuple[str, list[str], list[str]]:
         """Returns the names of the label, numerical and categorical features in a specification."""
         shape = self.log_format
@@ -89,23 +84,17 @@ class LogOptions(PreparationOptions):
 
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, the options that determine the bytes of the dataset."""
-        names = ("frequency_limit", "numeric_transform", "dictionary_days", "seed")
+        names = ["frequency_limit", "numeric_transform", "dictionary_days", "seed"]
+        names += ["hold_out"] * (not self.hold_out)
         values = asdict(self.log_format) | {name: getattr(self, name) for name in names}
-        if not self.hold_out:
-            values["hold_out"] = False
         return {f"--{name}": value for name, value in values.items()} | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the transform."""
-        return {
-            "numeric_transform": self.numeric_transform,
-            "frequency_limit": self.frequency_limit,
-            "dictionary_days": self.dictionary_days and "{}-{}".format(*self.dictionary_days),
-            "output_ordering": self.output_ordering,
-            "seed": self.seed,
-            "output_format": self.output_format,
-            "bad_lines": self.bad_lines,
-        }
+        names = ["numeric_transform", "frequency_limit", "dictionary_days", "output_ordering"]
+        names += ["seed", "output_format", "bad_lines"]
+        days = self.dictionary_days and "{}-{}".format(*self.dictionary_days)
+        return {name: getattr(self, name) for name in names} | {"dictionary_days": days}
 
 
 @dataclass(frozen=True)

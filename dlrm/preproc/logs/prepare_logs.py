@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _at_store(values: Values) -> tuple[str, ...]:
-    return ("input_folder",) if reads_by_uri(values, values["output_folder"]) else ()
+    return ("input_folder",) * reads_by_uri(values, values["output_folder"])
 
 
 def _run(values: Values) -> None:

@@ -4,42 +4,35 @@ A split is a byte range of a file and owns the lines that start in it, so that a
 that covers the files gives the same rows.
 """
 
-import gzip
+import itertools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
-from dlrm.data.sources.row_error import LEAVES_OUT
-from dlrm.files import sync
-from dlrm.locks import new_suffix
-from dlrm.preproc.source import Rejected
+import numpy as np
 
-SUFFIXES = (".gz", ".zst")  # of compressed files
+from dlrm.data.sources import text_files
+from dlrm.data.sources.log_lines import LONGEST_LINE, LogFormat, explain, parse_lines
+from dlrm.data.sources.row_error import LEAVES_OUT, RowError
+from dlrm.data.sources.text_files import BROKEN, ByteRange, open_bytes
+from dlrm.data.transform.rows import FieldRows
+from dlrm.data.transform.schema import Schema
+from dlrm.files import staged_file
+from dlrm.preproc.source import Read, Rejected
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # by the suffix of a file
 _BLOCK_BYTES = 4 << 20  # of text, small enough for its columns to fit the caches
 
 
-class Day(NamedTuple):
-    """The lines of a day: those that start in bytes [begin, end) of `path`.
-
-    `source` is the user's file, which is compressed if `path` was unpacked.
-    """
-
-    path: str
-    begin: int
-    end: int
-    source: str
-
-
-@dataclass(frozen=True)
-class Split:
-    """The lines of a day that start in bytes [begin, end).
+class Split(NamedTuple):
+    """The lines of a file that start in bytes [begin, end).
 
     Attributes:
-        day: index of the day.
+        path, source: the file to read, and the user's, which is compressed if the other is not.
+        file: number of its day.
         first_row, rows: position and number of its rows among all days; set by `number_rows`.
         crc: CRC-32 of its lines when they were counted, which later reads verify; None if unknown.
         first_line: number of the file's lines before it, including those that were left out.
@@ -47,7 +40,7 @@ class Split:
 
     path: str
     source: str
-    day: int
+    file: int
     begin: int
     end: int
     first_row: int = -1
@@ -55,14 +48,9 @@ class Split:
     crc: int | None = None
     first_line: int = 0
 
-    @property
-    def file(self) -> int:
-        """Number of the day's file."""
-        return self.day
-
     def file_of(self, row: int) -> int:
-        """Returns the number of the day's file."""
-        return self.day
+        """Returns the number of the day."""
+        return self.file
 
     def source_of(self, row: int) -> str:
         """Returns the user's file."""
@@ -105,68 +93,62 @@ def find_days(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
-    present: dict[int, list[Path]] = {}
-    unknown = []
+    present, others = set[int](), list[tuple[Path, int]]()
     for path in sorted(folder.glob("day_*")):
-        name = re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name)
-        if name:
-            present.setdefault(int(name[1]), []).append(path)
-        elif other := re.match(r"day_(\d+)\.", path.name):
-            unknown.append((int(other[1]), path))
+        if name := re.fullmatch(r"day_(0|[1-9]\d*)(\.gz|\.zst)?", path.name):
+            present.add(int(name[1]))
+        elif name := re.match(r"day_(\d+)\.", path.name):
+            others.append((path, int(name[1])))
     last = max(present, default=-1)
     wanted = range(last + 1) if days is None else range(days[0], days[1] + 1)
-    for day, path in unknown:
+    for path, day in others:
         if day not in present and (days is None or day in wanted):
             raise ValueError(
                 f"{path}: expected day_{day}, plain or as .gz or .zst, beside it or instead: the "
                 "last day is held out for testing, so no day may be overlooked"
             )
-    if missing := sorted(set(wanted) - set(present)):
-        expected = (
-            f"missing, though there is a day_{last}; expected day_0 to day_{last} without a gap"
-            if days is None
-            else f"missing; expected day_{days[0]} to day_{days[1]} (--days)"
+    if missing := [day for day in wanted if day not in present]:
+        raise FileNotFoundError(
+            f"{folder / f'day_{missing[0]}'}: missing; expected day_{wanted[0]} to "
+            f"day_{wanted[-1]} without a gap{'' if days is None else ' (--days)'}"
         )
-        raise FileNotFoundError(f"{folder / f'day_{missing[0]}'}: {expected}")
-    present_days = f"day_0 to day_{last}" if present else "none"
-    if num_days is not None and len(present) != num_days:
-        raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {present_days}")
+    got = f"got day_0 to day_{last}" if present else "got none"
+    if num_days not in (None, len(present)):
+        raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), {got}")
     if days is None and len(present) < 1 + hold_out:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
-            f"held out for testing, or train.txt; got {present_days}"
+            f"held out for testing, or train.txt; {got}"
         )
-    return [_one_form(present[day]) for day in wanted]
+    return [*filter(None, (find_file(folder, f"day_{day}") for day in wanted))]
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Returns a file of a folder, plain, `.gz` or `.zst`, or None if there is none."""
-    forms = [folder / (name + suffix) for suffix in ("", *SUFFIXES)]
+    """Returns a file of a folder, plain, `.gz` or `.zst`, or None if there is none.
+
+    Raises:
+        ValueError: it has several forms, whose rows may differ, or is no file, or empty.
+    """
+    forms = [folder / (name + suffix) for suffix in ("", *COMPRESSIONS)]
     present = [path for path in forms if path.exists()]
-    return _one_form(present) if present else None
+    if len(present) > 1:
+        raise ValueError(f"{present[1]}: expected one of the two, got {present[0].name} too")
+    for path in present:
+        if not path.is_file():
+            raise ValueError(f"{path}: expected a file")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: empty; expected lines of a log")
+    return present[0] if present else None
 
 
-def _one_form(forms: list[Path]) -> Path:
-    """Returns the only form of a file; several are an error, since their rows may differ."""
-    path = forms[0]
-    if len(forms) > 1:
-        raise ValueError(f"{forms[1]}: expected one of the two, got {path.name} too")
-    if not path.is_file():
-        raise ValueError(f"{path}: expected a file")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path}: empty; expected lines of a log")
-    return path
-
-
-def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
+def split_days(days: Sequence[Split], split_bytes: int) -> list[Split]:
     """Cuts days into splits of about equal size, in the order of their lines."""
     splits = []
     for number, day in enumerate(days):
-        size = day.end - day.begin
-        parts = -(-size // split_bytes)
-        edges = [day.begin + size * i // parts for i in range(parts + 1)]
-        pairs = zip(edges, edges[1:], strict=False)
-        splits += [Split(day.path, day.source, number, *pair) for pair in pairs]
+        parts = -(-day.size // split_bytes)
+        edges = [day.begin + day.size * i // parts for i in range(parts + 1)]
+        for begin, end in itertools.pairwise(edges):
+            splits.append(day._replace(file=number, begin=begin, end=end))
     return splits
 
 
@@ -174,165 +156,129 @@ def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> l
     """Returns splits with what was counted: rows, the rows before, and the checksum."""
     numbered, first_row, lines = [], 0, dict[str, int]()
     for split, facts in zip(splits, counted, strict=True):
-        rows, first_line = sum(facts["rows"]), lines.get(split.source, 0)
-        places = {"first_row": first_row, "rows": rows, "first_line": first_line}
-        numbered.append(replace(split, crc=facts["crc"], **places))
+        rows, line = sum(facts["rows"]), lines.get(split.source, 0)
+        numbered.append(
+            split._replace(first_row=first_row, rows=rows, crc=facts["crc"], first_line=line)
+        )
         first_row += rows
-        lines[split.source] = first_line + rows + len(facts["rejected"])
+        lines[split.source] = line + rows + len(facts["rejected"])
     return numbered
 
 
 def count_lines(split: Split) -> int:
-    """Counts the lines that start in a split, which are the newlines before its bytes."""
-    lines = 1 if split.begin == 0 else 0
-    with open(split.path, "rb") as file:
-        position = max(split.begin - 1, 0)
-        file.seek(position)
-        while position < split.end - 1:
-            block = _read(file, min(_BLOCK_BYTES, split.end - 1 - position), split)
-            lines += block.count(b"\n")
-            position += len(block)
-    return lines
+    """Counts the lines that start in a split."""
+    return text_files.count_lines(Path(split.path), ByteRange(split.begin, split.end))
 
 
 def start_of_line(split: Split, line: int) -> int:
     """Returns the position in the file of a split's line, given its index."""
-    if line == 0 and split.begin == 0:
-        return 0
-    wanted = line if split.begin == 0 else line + 1  # newlines up to it
     with open(split.path, "rb") as file:
-        position = max(split.begin - 1, 0)
-        file.seek(position)
-        while True:
-            block = _read(file, _BLOCK_BYTES, split)
-            newlines = block.count(b"\n")
-            if newlines >= wanted:
-                place = -1
-                for _ in range(wanted):
-                    place = block.index(b"\n", place + 1)
-                return position + place + 1
-            wanted -= newlines
-            position += len(block)
+        file.seek(max(split.begin - 1, 0))
+        for _ in itertools.islice(iter(file.readline, b""), line + (split.begin > 0)):
+            pass
+        return file.tell()
 
 
-def read_blocks(
-    split: Split,
-    log_format: LogFormat,
-    rejected: list[Rejected] | None = None,
-    crcs: list[int] | None = None,
-) -> Iterator[tuple[int, Lines]]:
-    """Yields lines of a split, a few megabytes at a time, and the index of the first one.
+@dataclass(frozen=True)
+class LogSource:
+    """Reads lines of raw logs.
 
-    Args:
-        split, log_format: what to read.
-        rejected: receives unreadable lines, which are left out.
-        crcs: receives the CRC-32 of all lines once they are read.
-
-    Raises:
-        RowError: a line is unreadable and `rejected` is None.
-        ValueError: the lines differ from those that were counted.
+    Attributes:
+        schema: the schema of logs.
+        log_format: the columns of a line.
     """
-    rows = skipped = crc = 0
-    with open(split.path, "rb") as file:
-        position = _first_line(file, split)
-        while position < split.end:
-            file.seek(position)
-            text = _read(file, min(_BLOCK_BYTES, split.end - position), split)
-            if not text.endswith(b"\n"):
-                text += _rest_of_line(file, split, position + len(text))
-            position += len(text)
+
+    schema: Schema
+    log_format: LogFormat
+
+    def read(
+        self, part: Split, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
+    ) -> Iterator[Read]:
+        """Yields the lines of a split; see `Source`. Lines that are left out have no numbers.
+
+        Raises:
+            RowError: a line is unreadable and `rejected` is None.
+            ValueError: a line is too long, or the lines differ from those that were counted.
+        """
+        texts = [None] * self.log_format.num_categorical
+        rows = skipped = crc = 0
+        for text, end in _blocks(part):
             crc = zlib.crc32(text, crc)
             while text:
-                lines, bad_at = parse_lines(text, log_format)
-                if len(lines.labels):
-                    yield rows, lines
-                    rows += len(lines.labels)
+                lines, bad_at = parse_lines(text, self.log_format)
+                if count := len(lines.labels):
+                    columns = FieldRows(lines.labels, lines.numerical, lines.categorical, texts, {})
+                    yield Read(columns, part.first_row + rows + np.arange(count))
+                    rows += count
                 if bad_at is None:
                     break
-                end = text.find(b"\n", bad_at) + 1 or len(text)
-                line, start = text[bad_at:end], position - len(text) + bad_at
-                error = explain(line, log_format, rows + skipped)
-                if rejected is None:
-                    error.where = f"{split.source}, line {_line_number(split.path, start)}"
-                    error.problem += LEAVES_OUT
-                    raise error
+                begin, after = end - len(text) + bad_at, text.find(b"\n", bad_at) + 1 or len(text)
+                line, text = text[bad_at:after], text[after:]
+                error = explain(line, self.log_format, rows + skipped)
+                if rejected is None or len(line) > LONGEST_LINE:
+                    raise _located(error, part, line, begin)
                 shown = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 rejected.append(Rejected(error.row, error.reason, shown))
                 skipped += 1
-                text = text[end:]
-    if crcs is not None:
-        crcs.append(crc)
-    if split.crc not in (None, crc):
-        raise ValueError(
-            f"{split.source}: expected CRC-32 {split.crc:08x} of the lines in bytes {split.begin} "
-            f"to {split.end}, as when they were counted, got {crc:08x}: the file has changed; "
-            "--restart begins anew"
-        )
+        if facts is not None:
+            facts |= {"crc": crc, "kinds": [[]] * self.log_format.num_categorical}
+        if part.crc not in (None, crc):
+            raise ValueError(
+                f"{part.source}: expected CRC-32 {part.crc:08x} of the lines in bytes {part.begin} "
+                f"to {part.end}, as when they were counted, got {crc:08x}: the file has changed; "
+                "--restart begins anew"
+            )
 
 
-def _read(file: BinaryIO, size: int, split: Split) -> bytes:
-    block = file.read(size)
-    if not block:
-        raise ValueError(f"{split.source}: became shorter while it was read")
-    return block
+def _blocks(split: Split) -> Iterator[tuple[bytes, int]]:
+    """Yields whole lines, a few megabytes at a time, and the position in the file after them."""
+    with open(split.path, "rb") as file:
+        if split.begin:
+            file.seek(split.begin - 1)
+            file.readline(LONGEST_LINE + 1)
+        while (begin := file.tell()) < split.end:
+            text = file.read(min(_BLOCK_BYTES, split.end - begin))
+            if not text:
+                raise ValueError(f"{split.source}: became shorter while it was read")
+            yield (
+                text if text.endswith(b"\n") else text + file.readline(LONGEST_LINE + 1),
+                file.tell(),
+            )
 
 
-def _first_line(file: BinaryIO, split: Split) -> int:
-    if split.begin == 0:
-        return 0
-    file.seek(split.begin - 1)
-    return split.begin - 1 + len(_rest_of_line(file, split, split.begin))
+def _located(error: RowError, split: Split, line: bytes, begin: int) -> ValueError:
+    """Returns the error of a line with its number, for which the file is read."""
+    number = text_files.count_lines(Path(split.path), ByteRange(0, begin)) + 1
+    error.where, error.problem = f"{split.source}, line {number}", error.problem + LEAVES_OUT
+    if len(line) <= LONGEST_LINE:
+        return error
+    return ValueError(
+        f"{error.where}: longer than {LONGEST_LINE} bytes, so this is no log of lines"
+    )
 
 
-def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
-    rest = file.readline(LONGEST_LINE)
-    if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-        raise ValueError(
-            f"{split.source}, line {_line_number(split.path, position)}: longer than "
-            f"{LONGEST_LINE} bytes, so this is no log of lines"
-        )
-    return rest
+def unpack(paths: tuple[str, str]) -> int:
+    """Unpacks a `.gz` or `.zst` file into another, which appears when it is complete.
 
-
-def _line_number(path: str, offset: int) -> int:
-    """Counts the lines up to the one at `offset`; reads the file, so used for errors only."""
-    lines = 1
-    with open(path, "rb") as file:
-        while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
-            lines += block.count(b"\n")
-            offset -= len(block)
-    return lines
-
-
-def unpack(source: str, target: str) -> int:
-    """Unpacks a `.gz` or `.zst` file; returns its bytes. `target` appears when it is complete.
+    Returns:
+        The bytes of text.
 
     Raises:
         ValueError: the file is damaged or truncated; the message names it.
     """
-    partial, size = Path(f"{target}.{new_suffix()}"), 0  # of one of several attempts
-    try:
-        with _open_compressed(source) as packed, open(partial, "wb") as file:
-            while block := packed.read(_BLOCK_BYTES):
-                file.write(block)
-                size += len(block)
-    except (EOFError, OSError, ValueError, zlib.error) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ValueError(
-            f"{source}: damaged or cut off after {size} bytes of text ({error})"
-        ) from error
-    if size == 0:
-        raise ValueError(f"{source}: empty; expected lines of a log")
-    sync(partial)
-    partial.replace(target)
-    sync(partial.parent)
+    source, target = map(Path, paths)
+    size = 0
+    with staged_file(target, one_of_many=True) as partial, open(partial, "wb") as file:
+        try:
+            with open_bytes(source, COMPRESSIONS[source.suffix]) as packed:
+                while block := packed.read(_BLOCK_BYTES):
+                    size += file.write(block)
+        except (*BROKEN, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(
+                f"{source}: damaged or cut off after {size} bytes of text ({error})"
+            ) from error
+        if size == 0:
+            raise ValueError(f"{source}: empty; expected lines of a log")
     return size
-
-
-def _open_compressed(source: str) -> Any:
-    if source.endswith(".gz"):
-        return gzip.open(source, "rb")
-    import pyarrow as pa
-
-    return pa.CompressedInputStream(source, "zstd")

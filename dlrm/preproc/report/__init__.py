@@ -1,1 +1,1 @@
-"""Stages that logs and tables share: count, fit, transform and describe rows of any source."""
+"""The report on the rows of a dataset, as numbers and as a page."""

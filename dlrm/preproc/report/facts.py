@@ -32,7 +32,7 @@ _SHARE_FLOOR = 1e-4  # share assumed for a bin that is empty on one side of a co
 _MOST_SLICES = 31  # compared with the training rows
 _TINY = 1e-300
 _STATISTICS = 2048  # histograms of numbers that a process holds at once: 64 MiB
-Histogram = Callable[[Statistics], np.ndarray]
+Count = Callable[[Statistics], int]
 
 
 def write(output: Path, facts: dict[str, Any]) -> None:
@@ -91,20 +91,21 @@ class Report:
         fitted: Transform,
         splits: Sequence[str],
     ) -> None:
-        self._files, self._parts, self._fitted = files, parts, fitted
-        self._periods, self._names = periods, splits
+        self._files, self._parts, self._fitted, self._names = files, parts, fitted, splits
         self._sliced_by, self._slice_of = _slices(files, periods, fitted.num_numerical)
         self._splits: dict[str, Statistics] = {}
         self._slices: dict[str, Statistics] = {}
 
     def add(self, number: int, by_name: dict[str, Statistics]) -> None:
         """Adds the statistics of a part, by names of splits, and of periods if there are any."""
-        of_file = self._slice_of[self._parts[number].file] if by_name else ""
-        for name, statistics in by_name.items():
-            is_split = name in self._names
-            _add(self._splits if is_split else self._slices, name, statistics)
-            if is_split and of_file:
-                _add(self._slices, of_file, statistics)
+        for name, one in by_name.items():
+            kinds = [(self._slices, name)]
+            if name in self._names:
+                kinds = [(self._splits, name)]
+                if self._slice_of:
+                    kinds.append((self._slices, self._slice_of[self._parts[number].file]))
+            for kind, key in kinds:
+                kind[key] = kind[key] + one if key in kind else one
 
     def facts(
         self,
@@ -119,18 +120,17 @@ class Report:
             counted: facts of the parts, by the first reading.
             distinct: number of values of each dictionary's fields.
         """
-        fitted, names = self._fitted, self._files.names
+        fitted, label = self._fitted, self._fitted.schema.label
         shape = fitted.num_numerical, fitted.num_categorical, len(fitted.lists)
         self._train = self._splits.get(layout.SPLITS[0]) or Statistics.empty(*shape)
         self._splits = {name: self._splits[name] for name in layout.SPLITS if name in self._splits}
-        if self._periods is not None:
-            self._slices = dict(sorted(self._slices.items()))
+        if not self._slice_of:
+            self._slices = dict(sorted(self._slices.items()))  # periods
         quarantined = Counter(
             part.file_of(row)
             for part, facts in zip(self._parts, counted, strict=True)
             for row, *_ in facts["rejected"]
         )
-        label = fitted.schema.label
         return {
             "label": {"column": label.column, "positive": label.positive},
             "division": self._files.note,
@@ -154,7 +154,8 @@ class Report:
                 for i, place in enumerate(fitted.dictionary_of)
             ],
             "rows_quarantined": [
-                {"file": names[file], "rows": quarantined[file]} for file in sorted(quarantined)
+                {"file": self._files.names[file], "rows": quarantined[file]}
+                for file in sorted(quarantined)
             ],
         }
 
@@ -164,38 +165,37 @@ class Report:
         cumulated = np.cumsum(numbers)
         edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
         begins = np.r_[0, np.unique(edges)]  # of tenths of the training rows
+
+        def tenths(part: Statistics) -> np.ndarray:
+            return np.r_[part.missing[i], np.add.reduceat(np.append(part.numbers[i], 0), begins)]
+
         return {
             "name": schema.numerical_names[i],
             "transform": field.transform,
             "bins": max(len(fitted.edges) - 1, 0),
-            "missing": self._shares(lambda part: (part.missing[i], part.totals[0])),
+            "missing": self._shares(lambda part: part.missing[i]),
             "quantiles": _quantiles(numbers, lambda bins: _raw(field, fitted, bins)),
-            "drift": self._drift(
-                lambda part: np.r_[
-                    part.missing[i], np.add.reduceat(np.append(part.numbers[i], 0), begins)
-                ]
-            ),
+            "drift": self._drift(tenths),
         }
 
     def _categorical(self, i: int, distinct: int) -> dict[str, Any]:
         field, column = self._fitted.fields[i], self._fitted.num_numerical + i
         is_id = field.type == "id"
-        without_id = self._shares(lambda part: (part.ids[i, 0], part.ids[i].sum()))
+        without_id = self._shares(lambda part: part.ids[i, 0], lambda part: part.ids[i].sum())
+        in_buckets = lambda part: part.ids[i, HASH_BUCKETS]  # noqa: E731
         facts = {
             "name": field.column,
             "type": field.type,
             "dictionary": field.dictionary,
             **({} if field.table is None else {"table": field.table}),
-            "missing": self._shares(lambda part: (part.missing[column], part.totals[0])),
+            "missing": self._shares(lambda part: part.missing[column]),
             "distinct_values": None if is_id else distinct,
             "frequency_limit": None if is_id else field.frequency_limit,
             "max_ids": field.max_ids,
             "hash_buckets": field.hash_buckets,
             "cardinality": self._fitted.cardinalities[i],
             "values_without_id": dict.fromkeys(without_id) if is_id else without_id,
-            "values_in_buckets": self._shares(
-                lambda part: (part.ids[i, HASH_BUCKETS], part.ids[i].sum())
-            ),
+            "values_in_buckets": self._shares(in_buckets, lambda part: part.ids[i].sum()),
             "drift": self._drift(lambda part: np.r_[part.missing[column], part.ids[i]]),
         }
         if i in self._fitted.lists:
@@ -210,38 +210,36 @@ class Report:
             "length_quantiles": _quantiles(
                 train.lengths[i], lambda bins: np.rint(number_of_bin(bins)).astype(int).tolist()
             ),
-            "empty": self._shares(lambda part: (part.lengths[i, empty], part.totals[0])),
-            "cut": self._shares(lambda part: (part.lists[i, 1], part.totals[0])),
+            "empty": self._shares(lambda part: part.lengths[i, empty]),
+            "cut": self._shares(lambda part: part.lists[i, 1]),
         }
 
-    def _shares(self, of: Callable[[Statistics], tuple[int, int]]) -> dict[str, float | None]:
-        return {name: _share(*of(part)) for name, part in self._splits.items()}
+    def _shares(
+        self, some: Count, of: Count = lambda part: part.totals[0]
+    ) -> dict[str, float | None]:
+        return {name: _share(some(part), of(part)) for name, part in self._splits.items()}
 
-    def _drift(self, histogram: Histogram) -> dict[str, Any]:
+    def _drift(self, histogram: Callable[[Statistics], np.ndarray]) -> dict[str, Any]:
         """Returns the population stability index of other rows against the training rows.
 
         It is the sum of (p - q) ln(p / q) over bins, with p and q their shares of both.
         """
-        q = _in_bins(histogram(self._train))
+
+        def shares(part: Statistics) -> np.ndarray:
+            counts = histogram(part)
+            return np.maximum(counts / max(counts.sum(), 1), _SHARE_FLOOR)
 
         def index(part: Statistics) -> float:
-            p = _in_bins(histogram(part))
+            p, q = shares(part), of_train
             return round(float(((p - q) * np.log(p / q)).sum()), 4)
 
+        of_train = shares(self._train)
         others = {n: index(part) for n, part in self._splits.items() if n != layout.SPLITS[0]}
         return {"splits": others, "slices": [index(part) for part in self._slices.values()]}
 
 
-def _add(kind: dict[str, Statistics], name: str, part: Statistics) -> None:
-    kind[name] = kind[name] + part if name in kind else part
-
-
 def _share(part: int, whole: int) -> float | None:
     return round(float(part) / float(whole), 6) if whole else None
-
-
-def _in_bins(histogram: np.ndarray) -> np.ndarray:
-    return np.maximum(histogram / max(histogram.sum(), 1), _SHARE_FLOOR)
 
 
 def _rows(rows: int, positives: int) -> dict[str, Any]:
@@ -251,19 +249,19 @@ def _rows(rows: int, positives: int) -> dict[str, Any]:
 def _slices(
     files: Files, periods: Periods | None, num_numerical: int
 ) -> tuple[str | None, list[str]]:
-    """Returns the kind of slices, and each file's slice; "" if times determine the slice."""
+    """Returns the kind of slices, and each file's slice; none if times determine the slice."""
     names, times = files.names, Counter(files.names)
     if periods is not None:
-        return "day" if periods.days == 1 else f"{periods.days} days", [""] * len(names)
+        return "day" if periods.days == 1 else f"{periods.days} days", []
     if len(names) == 1:
-        return None, [""]
-    together, slices = -(-len(names) // most_slices(num_numerical)), []  # consecutive files
-    for number in range(len(names)):
-        begin = number // together * together
+        return None, []
+    slices = slices_of_files(len(names), num_numerical)
+    together, titles = slices.count(0), []  # consecutive files
+    for begin in (number * together for number in slices):
         last = min(begin + together, len(names)) - 1
         first = f"{begin}: {names[begin]}" if times[names[begin]] > 1 else names[begin]
-        slices.append(first if last == begin else f"{first} to {names[last]}")
-    return files.kind if together == 1 else f"{together} {files.kind}s", slices
+        titles.append(first if last == begin else f"{first} to {names[last]}")
+    return files.kind if together == 1 else f"{together} {files.kind}s", titles
 
 
 def _quantiles(
@@ -271,8 +269,8 @@ def _quantiles(
 ) -> dict[str, float | None]:
     if not (total := histogram.sum()):
         return dict.fromkeys(map(str, QUANTILES))
-    places = np.searchsorted(np.cumsum(histogram), np.array(QUANTILES) * total)
-    bins = np.minimum(places, len(histogram) - 1)
+    bins = np.searchsorted(np.cumsum(histogram), np.array(QUANTILES) * total)
+    bins = np.minimum(bins, len(histogram) - 1)
     return dict(zip(map(str, QUANTILES), values_of(bins), strict=True))
 
 
@@ -296,10 +294,7 @@ def _shortest(least: float, greatest: float) -> float:
     if not greatest - least > _TINY:
         return least
     place = math.ceil(math.log10(max(abs(least), abs(greatest))))
-    while True:
-        unit = 10.0**place
-        first, last = math.ceil(least / unit), math.floor(greatest / unit)
-        if first <= last:
-            middle = min(max(round((least + greatest) / 2 / unit), first), last)
-            return middle * 10**place if place >= 0 else middle / 10**-place
+    while (first := math.ceil(least / 10.0**place)) > (last := math.floor(greatest / 10.0**place)):
         place -= 1
+    middle = min(max(round((least + greatest) / 2 / 10.0**place), first), last)
+    return middle * 10**place if place >= 0 else middle / 10**-place

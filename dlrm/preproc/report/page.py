@@ -1,8 +1,6 @@
 """The page of a report: tiles, and tables with bars, which only repeat what the text says."""
 
-from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import getitem
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlrm.pages import Bar, Cell, Section, Tile, details, document, note, table
@@ -11,7 +9,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 Field = dict[str, Any]
-Columns = dict[str, Callable[[Field], Cell]]  # name -> the cell of a field
 _WORST = 10
 _DRIFT_LEVELS = ((0.25, "large"), (0.1, "some"))  # customary for the population stability index
 _DRIFT_ENDS = 0.3, 0.6  # least and greatest end of the scale of drift
@@ -142,67 +139,54 @@ def _slices(slices: Sequence[dict[str, Any]], kind: str) -> list["Markup"]:
 
 
 def _numerical(fields: Sequence[Field]) -> list["Markup"]:
-    groups = {"": {"transform": _of("transform")}, "missing in": _shares(fields, "missing")}
-    groups["quantiles"] = _quantiles(fields, "quantiles")
-    return _fields(fields, groups, "Missing values and quantiles", _NUMERICAL_NOTE)
+    columns = {"transform": "transform"}
+    shown = {"missing": "missing in", "quantiles": "quantiles"}
+    return _fields(fields, columns, shown, "Missing values and quantiles", _NUMERICAL_NOTE)
 
 
 def _categorical(fields: Sequence[Field]) -> list["Markup"]:
     hashed, told = any(field["hash_buckets"] for field in fields), _CATEGORICAL_NOTE
-    counts = {"distinct values": "distinct_values", "limit": "frequency_limit"}
+    columns = {"distinct values": "distinct_values", "limit": "frequency_limit"}
+    shown = {"missing": "missing in", "values_without_id": "without id in"}
     if any(field["max_ids"] is not None for field in fields):
-        counts["ids at most"] = "max_ids"
+        columns["ids at most"] = "max_ids"
     if hashed:
-        counts["hash buckets"] = "hash_buckets"
+        columns["hash buckets"] = "hash_buckets"
+        shown["values_in_buckets"] = "in hash buckets in"
         told += " Such values share the ids of hash buckets where a field has some."
-    counts["table rows"] = "cardinality"
-    groups: dict[str, Columns] = {
-        "": {name: _of(key) for name, key in counts.items()},
-        "missing in": _shares(fields, "missing"),
-        "without id in": _shares(fields, "values_without_id"),
-    }
-    if hashed:
-        groups["in hash buckets in"] = _shares(fields, "values_in_buckets")
-    return _fields(fields, groups, "Values and ids", told)
+    columns["table rows"] = "cardinality"
+    return _fields(fields, columns, shown, "Values and ids", told)
 
 
 def _lists(fields: Sequence[Field]) -> list["Markup"]:
-    lists = [field["list"] | {"name": field["name"]} for field in fields]
-    groups: dict[str, Columns] = {
-        "": {
-            "longest": _of("max_length"),
-            "mean length": _of("mean_length", shown=_number),
-        },
-        "quantiles of lengths": _quantiles(lists, "length_quantiles"),
-        "empty in": _shares(lists, "empty"),
-        "cut in": _shares(lists, "cut"),
-    }
-    return _fields(lists, groups, "Lengths of lists", _LISTS_NOTE)
+    lists = [
+        {"name": field["name"], **one, "mean_length": _number(one["mean_length"])}
+        for field in fields
+        for one in [field["list"]]
+    ]
+    columns = {"longest": "max_length", "mean length": "mean_length"}
+    shown = {"length_quantiles": "quantiles of lengths", "empty": "empty in", "cut": "cut in"}
+    return _fields(lists, columns, shown, "Lengths of lists", _LISTS_NOTE)
 
 
 def _fields(
-    fields: Sequence[Field], groups: dict[str, Columns], title: str, told: str
+    fields: Sequence[Field], columns: dict[str, str], groups: dict[str, str], title: str, told: str
 ) -> list["Markup"]:
-    """Returns a note, and a table with a row for each field and groups of columns."""
-    groups = groups | {"": {"field": _of("name"), **groups[""]}}
-    cells = [cell for columns in groups.values() for cell in columns.values()]
-    head = [(group, [*columns]) for group, columns in groups.items()]
-    rows = [[cell(field) for cell in cells] for field in fields]
+    """Returns a note, and a table with a row for each field.
+
+    Args:
+        columns: title of a column -> key of its fact.
+        groups: key of facts by split or quantile -> title of their columns.
+    """
+    head = [("", ["field", *columns])]
+    rows: list[list[Cell]] = [[f["name"], *map(f.get, columns.values())] for f in fields]
+    for key, group in groups.items():
+        of_quantiles = key.endswith("quantiles")
+        names = [*fields[0][key]]
+        head.append((group, [f"{100 * float(q):.0f} %" for q in names] if of_quantiles else names))
+        for row, field in zip(rows, fields, strict=True):
+            row += map(_number if of_quantiles else _share, field[key].values())
     return [note(told), table(head, rows, title, full=True)]
-
-
-def _shares(fields: Sequence[Field], key: str) -> Columns:
-    return {name: _of(key, name, shown=_share) for name in fields[0][key]}
-
-
-def _quantiles(fields: Sequence[Field], key: str) -> Columns:
-    quantiles = fields[0][key]
-    return {f"{100 * float(q):.0f} %": _of(key, q, shown=_number) for q in quantiles}
-
-
-def _of(*keys: str, shown: Callable[[Any], Cell] = lambda value: value) -> Callable[[Field], Cell]:
-    """Returns a function that shows a value within a field's facts."""
-    return lambda field: shown(reduce(getitem, keys, field))
 
 
 def _share(share: float | None) -> Cell:

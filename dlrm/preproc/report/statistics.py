@@ -15,6 +15,9 @@ _SHIFT = 4  # low bits of a float16 that a bin ignores: bins are 0.8 % wide
 _SIGN = np.uint16(1 << 15)
 _LARGEST_HALF = 65504
 NUMBER_BINS = 1 << (16 - _SHIFT)
+_PLACES = np.arange(1 << 16, dtype=np.uint16)  # of float16s in their order
+_HALVES = np.where(_PLACES & _SIGN, _PLACES ^ _SIGN, ~_PLACES).view(np.float16).astype(np.float64)
+_LEAST, _GREATEST = _HALVES[:: 1 << _SHIFT], _HALVES[(1 << _SHIFT) - 1 :: 1 << _SHIFT]  # of bins
 ID_BINS = 33  # 0 for no id, then one per number of binary digits, the last for hash buckets
 HASH_BUCKETS = ID_BINS - 1
 _DAY = 86_400_000_000  # microseconds
@@ -127,21 +130,18 @@ class Statistics:
     @staticmethod
     def to_bytes(by_name: dict[str, "Statistics"]) -> bytes:
         """Returns counts, by name, in NumPy's compressed form, since most bins are empty."""
-        content = BytesIO()
         named = {f"{n}/{kind}": a for n, one in by_name.items() for kind, a in vars(one).items()}
-        np.savez_compressed(content, **named)
+        np.savez_compressed(content := BytesIO(), **named)
         return content.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> dict[str, "Statistics"]:
         """Reads what `to_bytes` returns; nothing of no bytes."""
-        if not content:
-            return {}
         found: dict[str, dict[str, np.ndarray]] = {}
-        with np.load(BytesIO(content), allow_pickle=False) as arrays:
-            for key in arrays:
-                name, kind = key.split("/")
-                found.setdefault(name, {})[kind] = arrays[key]
+        if content:
+            with np.load(BytesIO(content), allow_pickle=False) as arrays:
+                for (name, kind), array in ((k.split("/"), arrays[k]) for k in arrays):
+                    found.setdefault(name, {})[kind] = array
         return {name: cls(**of_name) for name, of_name in found.items()}
 
 
@@ -158,23 +158,12 @@ def length_bins(lengths: np.ndarray) -> np.ndarray:
 
 def number_of_bin(index: np.ndarray) -> np.ndarray:
     """Returns the middle of bins of numbers."""
-    least, greatest = _numbers_of_bin(index)
-    return (least + greatest) / 2
+    return (_LEAST[index] + _GREATEST[index]) / 2
 
 
 def ends_of_bin(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends between which numbers are rounded to float16s of a bin."""
-    least, greatest = _numbers_of_bin(index)
-    lower = (_numbers_of_bin(index - 1)[1] + least) / 2
-    upper = (greatest + _numbers_of_bin(index + 1)[0]) / 2
+    least, greatest = _LEAST[index], _GREATEST[index]
+    lower = (_GREATEST[index - 1] + least) / 2
+    upper = (greatest + _LEAST[(index + 1) % NUMBER_BINS]) / 2
     return np.where(np.isfinite(lower), lower, least), np.where(np.isfinite(upper), upper, greatest)
-
-
-def _numbers_of_bin(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the least and the greatest float16 of bins."""
-    first = (np.asarray(index) << _SHIFT).astype(np.uint16)
-    ends = []
-    for bits in (first, first + np.uint16((1 << _SHIFT) - 1)):
-        number = np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float16)
-        ends.append(number.astype(np.float64))
-    return ends[0], ends[1]

@@ -89,6 +89,7 @@ class SparkEngine:
         parts: Sequence[Any],
         partial_counts: Callable[[Any], Iterator[pa.RecordBatch]],
         limits: Sequence[int],
+        has_texts: bool,
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
         """Yields the sums of counts; see `Engine`."""
@@ -97,7 +98,7 @@ class SparkEngine:
         given = given.repartition(self._partitions, "column", "key")
         least = ", ".join(f"{n}L" for n in [1, *limits])
         kept = self.session.sql(_SUMS.format(limits=least, given="{given}"), given=given)
-        order = "column", kept.n.desc(), "text", "key"
+        order: list[Any] = ["column", kept.n.desc(), *["text"] * has_texts, "key"]
         ordered = kept.repartitionByRange(self._partitions, *order).sortWithinPartitions(*order)
         for batch in self.batches(ordered, iter):
             keys = batch.column(1).to_numpy().view(np.uint64) ^ _SIGN

@@ -1,23 +1,62 @@
-"""Turns tables of named columns into a dataset, in one call; used by `dlrm.scripts.prepare`."""
+"""Turns tables of named columns into a dataset, in one call; used by `dlrm.scripts.prepare`.
 
+    spark       a table or query of Spark to Parquet, if there is one
+    copy        tables in memory to Parquet
+    lines       count the rows of text, and copy to Arrow what cannot be read in parts: packed
+                files, other encodings than UTF-8, and rows of several lines
+
+The stages of `dlrm.preproc.prepare` follow.
+"""
+
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dlrm.data.clicks import layout
-from dlrm.data.tables.files import FRAME, TableFile
+from dlrm.data.sources.column_names import check_columns
+from dlrm.data.tables.files import ARROW, FRAME, JSON_LINES, PARQUET, TableFile
+from dlrm.data.tables.frames import write_frame
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
+from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.parts import FilePart, JoinedPart, joined, parts_of_file
+from dlrm.data.tables.text_parts import (
+    Measured,
+    Origin,
+    TextColumns,
+    TextPart,
+    copy,
+    measure,
+    text_parts,
+)
+from dlrm.preproc.division import Divided, Divider
 from dlrm.preproc.engine import Engine
-from dlrm.preproc.errors import EngineError, TaskError
-from dlrm.preproc.parent import open_parent
-from dlrm.preproc.prepare import input_facts, summary
-from dlrm.preproc.spark.query import SparkQuery
-from dlrm.preproc.stage import PreparationRun
+from dlrm.preproc.errors import TaskError
+from dlrm.preproc.prepare import (
+    count,
+    input_facts,
+    part_bytes,
+    quarantine,
+    summary,
+    write_dataset,
+)
+from dlrm.preproc.report.facts import Files, slices_of_files
+from dlrm.preproc.spark.query import SparkQuery, read_query
+from dlrm.preproc.stage import PreparationRun, open_run
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.tables.pipeline import InputFiles, prepare
-from dlrm.preproc.work_folder import open_work_folder
+from dlrm.preproc.tables.source import TableSource
+
+_PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
+_OF_JSON = (1 << 20, 32 << 20)  # of JSON lines, whose copies lack the names on each line
+_LEAST_TEXT = 1 << 12  # whatever the user sets
+_PARTS_PER_CORE = 2
+_MOST_NOTES = 3  # about files whose rows extend over several lines
+Part = FilePart | JoinedPart | TextPart
 
 
 def prepare_tables(
@@ -55,36 +94,21 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
-    inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
-    parent = open_parent(options.increment, options.schema)
-    in_memory = any(file.kind == FRAME for file in inputs.files)
+    files, splits = _files(options, tables) if query is None else ([], [])
+    in_memory = any(file.kind is FRAME for file in files)
     in_memory |= query is not None and query.frame is not None
-    on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
-    facts = options.facts() | input_facts(on_disk)
-    facts |= {} if parent is None else parent.facts()
-    for split, files in tables.items():
-        named = [f"{file.path.resolve()} ({file.kind})" for file in files]
-        facts[f"--{split}_input"] = len(files) if in_memory else named
-    facts |= {} if query is None else query.facts()
+    on_disk = [] if in_memory else [path for file in files for path in file.paths]
+    facts: dict[str, Any] = input_facts(on_disk) | ({} if query is None else query.facts())
+    for split, given in tables.items():
+        named = [f"{file.path.resolve()} ({file.kind})" for file in given]
+        facts[f"--{split}_input"] = len(given) if in_memory else named
+    failures = () if keep_failed else (TaskError, ValueError)
+    lost = (BaseException,) if in_memory else failures
     kind = layout.KIND if replace else False
-    with open_work_folder(output, facts, kind, restart or in_memory) as work:
-        if work.resumed:
-            say(f"resuming the run in {work.shown}")
-        try:
-            with engine(work.folder("spill")) as running:
-                result = prepare(PreparationRun(running, work, options, say, parent), inputs)
-                work.publish()
-        except EngineError as error:
-            if in_memory:
-                raise
-            hint = f"what is done is kept in {work.shown}: the same command resumes it"
-            raise EngineError(f"{error} ({hint})") from error
-        except (TaskError, ValueError):
-            in_memory |= not keep_failed
-            raise
-        finally:
-            if in_memory:
-                work.discard()
+    with open_run(options, output, facts, engine, kind, restart or in_memory, say, lost) as run:
+        if (result := run.work.result("described")) is None:
+            with _named(files, query):
+                result = _prepare(run, files, splits, query)
     for line in summary(result):
         say(line)
     if (kept := options.division.keep_negatives) < 1:
@@ -97,7 +121,10 @@ def prepare_tables(
     return result
 
 
-def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> InputFiles:
+def _files(
+    options: TableOptions, tables: Mapping[str, Sequence[TableFile]]
+) -> tuple[list[TableFile], list[int]]:
+    """Returns the files, and the split of each file's rows; no splits if rows determine them."""
     files = [file for split in layout.SPLITS for file in tables.get(split, ())]
     given: set[tuple[Path, Kind]] = set()
     for file in files:
@@ -109,12 +136,172 @@ def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) ->
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
         raise ValueError(f"--input: expected files of one kind, got {shown}")
     if set(tables) <= {"train"}:
-        return InputFiles(files)
-    division = options.division
+        return files, []
     for name in ("test_fraction", "validation_fraction", "test_from", "split_column"):
-        if getattr(division, name):
+        if getattr(options.division, name):
             raise ValueError(
                 f"--{name}: expected no --test_input and --validation_input beside it, got both"
             )
-    splits = [place for place, name in enumerate(layout.SPLITS) for _ in tables.get(name, ())]
-    return InputFiles(files, tuple(splits))
+    places = enumerate(layout.SPLITS)
+    return files, [place for place, name in places for _ in tables.get(name, ())]
+
+
+@contextmanager
+def _named(files: Sequence[TableFile], query: SparkQuery | None) -> Iterator[None]:
+    """Raises errors that name no input with that of this run."""
+    try:
+        yield
+    except ValueError as error:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        name = f"{files[0].path}{more}" if query is None else query.flag
+        known = any(text in str(error) for text in [name, *(str(file.path) for file in files)])
+        raise ValueError(str(error) if known else f"{name}: {error}") from error
+
+
+def _prepare(
+    run: PreparationRun,
+    files: list[TableFile],
+    splits: Sequence[int],
+    query: SparkQuery | None,
+) -> dict[str, Any]:
+    options, origin = run.options, dict[str, Any]()
+    if query is not None:  # which Spark writes once per run
+        place = query, _columns(options), run.work.folder("spark")
+        with run.stage("spark"):
+            stored = run.work.once("spark", lambda: read_query(run.engine, *place))
+        files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
+        origin = {"spark": stored["manifest"]}
+    num_rows, parts = 0, list[Part]()
+    for part in _parts(run, files, splits):
+        parts.append(part._replace(first_row=num_rows))
+        num_rows += part.rows
+    if not num_rows:
+        raise ValueError("expected rows, got none")
+    divider = Divider(options.division, options.schema, num_rows, splits)
+    known = None
+    if run.parent is not None:
+        run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
+        known = str(run.parent.transform), run.parent.lookups
+    fitted = str(run.work.output / layout.TRANSFORM)
+    source = TableSource(options.schema, divider.columns, known, fitted)
+    counted = count(run, source, divider, parts)
+    quarantine(run, parts, counted)
+    found = counted.facts
+    parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, found, strict=True)]
+    rows, ids = (np.array([facts[name] for facts in found], np.int64) for name in ("rows", "ids"))
+    columns: list[str] = []
+    if files[0].kind.delimited:
+        columns = next(filter(None, (file.columns(options.format) for file in files)), [])
+    names = [file.path.relative_to(file.root or file.path.parent).as_posix() for file in files]
+    if query is not None:  # whose files have other names in each run
+        names = [f"part-{number:05d}" for number in range(len(files))]
+    divided = Divided(source, divider, parts, rows, ids, counted)
+    return write_dataset(run, divided, Files(names), columns, origin)
+
+
+def _columns(options: TableOptions) -> list[str]:
+    """Returns the columns that are read, each once."""
+    named = (options.division.split_key, options.division.split_column)
+    return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
+
+
+def _parts(
+    run: PreparationRun, files: Sequence[TableFile], splits: Sequence[int]
+) -> Iterator[Part]:
+    """Yields the parts of the files, which are of the same size in a resumed run.
+
+    Files that cannot be read in parts are copied first.
+    """
+    how, numbered = _text_columns(run.options), list(enumerate(files))
+    schema, kind = run.options.schema, files[0].kind
+    if kind is FRAME:
+        time = schema.time  # a frame's times rarely have a zone, and its program is at hand
+        utc = time.column if time is not None and time.zone is None else None
+        for number, file in numbered:
+            path = run.work.folder("copies") / f"{number}.parquet"
+            with run.stage("copy") as stage:
+                stage.rows = write_frame(file.frame, how.columns, path, str(file.path), utc)
+                stage.size = path.stat().st_size
+            most = part_bytes(run, stage.size, _PART_BYTES, _PARTS_PER_CORE)
+            yield from parts_of_file(number, file, most, (path, PARQUET))
+        return
+    size = sum(file.path.stat().st_size for file in files)
+    limits = _OF_JSON if kind is JSON_LINES else _PART_BYTES
+    most = run.work.once("part_bytes", lambda: part_bytes(run, size, limits, _PARTS_PER_CORE))
+    slices = [0] * len(files)  # of the report
+    if run.options.report and schema.time is None:
+        slices = slices_of_files(len(files), len(schema.numerical))
+    groups = list(zip(splits or [0] * len(files), slices, strict=True))
+    if isinstance(kind, Text):
+        with run.stage("lines") as stage:
+            parts = list(_text_parts(run, numbered, how, max(most, _LEAST_TEXT), groups))
+            stage.rows, stage.size = sum(part.rows for part in parts), size
+        yield from parts
+        return
+    for file in files:
+        check_columns(file.path, file.columns(run.options.format), how.columns)
+    of_files = (parts_of_file(number, file, most) for number, file in numbered)
+    yield from joined([*itertools.chain.from_iterable(of_files)], most, groups)
+
+
+def _text_parts(
+    run: PreparationRun,
+    files: Sequence[tuple[int, TableFile]],
+    how: TextColumns,
+    part_bytes: int,
+    groups: Sequence[Any],
+) -> Iterator[Part]:
+    parts = text_parts(files, how, part_bytes, groups)
+    stored = run.work.once("lines", lambda: [*run.engine.map(measure, parts)])
+    measured = [one and Measured(*one) for one in stored]
+    folder, lines, copies = run.work.folder("copies"), dict[int, int](), dict[int, Any]()
+    for part, one in zip(parts, measured, strict=True):
+        if one is None or part.is_alone(part_bytes):
+            whole = part._replace(within=None, names=())
+            copies[part.file] = whole, str(folder / f"{part.file}.arrow")
+    stored = run.work.once("copies", lambda: [*run.engine.map(_copy, [*copies.values()])])
+    copied = {number: Measured(*one) for number, one in zip(copies, stored, strict=True)}
+    if copied:
+        numbers = set(how.columns).intersection(*(one.numbers for one in copied.values()))
+        run.work.finish("copied.numbers", sorted(numbers))
+    found = [one for one in [*measured, *copied.values()] if one is not None]
+    for note in [note for one in found for note in one.notes][:_MOST_NOTES]:
+        run.say(note)
+    if any(sum(one.rows) for one in found):
+        names = {name for one in found for name in one.names}
+        missing = [name for name in how.columns if name not in names]
+        check_columns(files[0][1].path, found[0].names, missing)
+    for part, one in zip(parts, measured, strict=True):
+        number, file = part.files[0]
+        if number in copied:
+            if number in copies and any(copied[number].rows):
+                copy_of = Path(copies.pop(number)[1]), ARROW
+                yield from parts_of_file(number, file, part_bytes, copy_of)
+            continue
+        assert one is not None
+        rows = zip(part.files, one.rows, strict=True)
+        origins = [Origin(str(file.path), number, count) for (number, file), count in rows]
+        if part.within is not None:
+            before = lines.get(number, 0)
+            part = part._replace(within=part.within._replace(lines=before))
+            lines[number] = before + one.lines
+        yield part._replace(origins=origins)
+
+
+def _copy(item: tuple[TextPart, str]) -> Measured:
+    return copy(*item)
+
+
+def _text_columns(options: TableOptions) -> TextColumns:
+    """Returns what is read of text."""
+    schema, division, cells = options.schema, options.division, Cells.from_schema(options.schema)
+    floats: list[str] = []
+    # Quarantine lists the texts of numbers, and marks change them.
+    if not options.quarantine and not options.format.has_marks:
+        others: set[Any] = {schema.label.column, *schema.groups, *cells.separators}
+        others |= {division.split_key, division.split_column, schema.time and schema.time.column}
+        for field in schema.numerical:
+            if field.type == "decimal" or field.true_values or field.false_values:
+                others.add(field.column)
+        floats = [name for name in cells.plain if name not in others]
+    return TextColumns(options.format, _columns(options), options.quarantine, cells, floats)

@@ -38,22 +38,11 @@ def prepare_preset(
     output: Path,
     cores: int | None = None,
     **how: Any,
-) -> dict[str, Any]:
-    """Writes a dataset; see `prepare_tables`, whose options `how` are.
-
-    Raises:
-        ValueError: the input is bad, or a file cannot be written; the message names it.
-        FileExistsError: the output may not be replaced.
-    """
+) -> None:
+    """Writes a dataset; see `prepare_tables`, whose options `how` are, but raises ValueError."""
     cores = cores or os.cpu_count() or 1
     try:
-        return prepare_tables(
-            options,
-            tables,
-            output,
-            lambda spill: open_engine("local", cores, spill),
-            keep_failed=False,
-            **how,
-        )
+        engine = lambda spill: open_engine("local", cores, spill)  # noqa: E731
+        prepare_tables(options, tables, output, engine, keep_failed=False, **how)
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error

@@ -40,12 +40,9 @@ class TableSource:
         """Yields the rows of a part; see `Source`."""
         part.check()
         earlier = None if self.known is None else _loaded(*self.known)
-        own = None
-        if facts is None and self.fitted is not None:
-            own = Transform.load(self.fitted)
+        own = Transform.load(self.fitted) if facts is None and self.fitted is not None else None
         reader = RowReader(self.schema, fitted=earlier, texts=facts is not None, numbers=own)
-        columns = list(dict.fromkeys([*reader.columns, *self.others]))
-        columns += [PROBLEM] * part.staged
+        columns = [*dict.fromkeys([*reader.columns, *self.others]), *[PROBLEM] * part.staged]
         first_row = part.first_row
         for batch in part.read(columns, facts):
             try:
@@ -56,8 +53,7 @@ class TableSource:
             yield Read(rows, numbers, batch, (*_wrong(batch), *bad))
             first_row += batch.num_rows
         if facts is not None:
-            facts["crc"] = part.checksum()
-            facts["kinds"] = [sorted(kinds) for kinds in reader.kinds]
+            facts |= {"crc": part.checksum(), "kinds": [sorted(kinds) for kinds in reader.kinds]}
 
 
 @lru_cache(maxsize=1)
@@ -69,8 +65,6 @@ def _loaded(directory: str, lookups: str) -> Transform:
 
 def _wrong(batch: pa.RecordBatch) -> list[RowError]:
     """Returns the rows of text that could not be read at all; other copies have none."""
-    if PROBLEM not in batch.schema.names:
-        return []
-    problems = batch.column(PROBLEM)
-    rows = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
-    return [RowError(row, problems[row].as_py().partition("\t")[0]) for row in rows]
+    named = PROBLEM in batch.schema.names and batch.column(PROBLEM).null_count < batch.num_rows
+    problems = enumerate(batch.column(PROBLEM).to_pylist() if named else ())
+    return [RowError(row, one.partition("\t")[0]) for row, one in problems if one is not None]

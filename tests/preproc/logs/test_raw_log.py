@@ -8,16 +8,18 @@ from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.row_error import RowError
 from dlrm.preproc.logs import raw_log
+from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import (
-    Day,
+    LogSource,
+    Split,
     count_lines,
     find_days,
-    read_blocks,
     split_days as split_whole_days,
     unpack,
 )
 
-SHAPE = LogFormat(1, 1)
+OPTIONS = LogOptions(log_format=LogFormat(1, 1))
+SOURCE = LogSource(OPTIONS.schema, OPTIONS.log_format)
 LINES = [f"{i % 2}\t{i}\t{i * i:x}\n" for i in range(300)]
 
 
@@ -38,7 +40,8 @@ def parser(request, monkeypatch):
 
 
 def split_days(paths, split_bytes):
-    return split_whole_days([Day(str(p), 0, p.stat().st_size, str(p)) for p in paths], split_bytes)
+    days = [Split(str(p), str(p), 0, 0, p.stat().st_size, first_row=0) for p in paths]
+    return split_whole_days(days, split_bytes)
 
 
 def shown(numbers, row, text):
@@ -47,12 +50,12 @@ def shown(numbers, row, text):
 
 def read(split, rejected=None):
     rows = []
-    for first, lines in read_blocks(split, SHAPE, rejected):
-        assert first == len(rows)
-        (integers,), (hashes,) = lines.numerical, lines.categorical
+    for some in SOURCE.read(split, rejected):
+        assert some.numbers.tolist() == list(range(len(rows), len(rows) + len(some.labels)))
+        (integers,), (hashes,) = some.rows.numerical, some.rows.categorical
         rows += [
             f"{int(label)}\t{shown(integers, row, 'd')}\t{shown(hashes, row, 'x')}\n"
-            for row, label in enumerate(lines.labels)
+            for row, label in enumerate(some.labels)
         ]
     return rows
 
@@ -110,7 +113,7 @@ def test_file_that_shrinks_is_noticed(log):
     (split,) = split_days([log], 1 << 20)
     log.write_text("".join(LINES[:100]))
     with pytest.raises(ValueError, match="became shorter"):
-        count_lines(split)
+        read(split)
 
 
 def test_lines_that_cannot_be_read_can_be_left_out(log, monkeypatch):
@@ -131,24 +134,24 @@ def test_of_two_attempts_to_unpack_a_day_none_spoils_the_other(tmp_path, monkeyp
     text = "".join(LINES).encode() * 10
     source, target = tmp_path / "day_0.gz", tmp_path / "day_0"
     source.write_bytes(gzip.compress(text))
-    opened = raw_log._open_compressed
+    opened = raw_log.open_bytes
 
     class First(BytesIO):
         def read(self, size):
             if self.tell() > 0 and not target.exists():
-                monkeypatch.setattr(raw_log, "_open_compressed", opened)
-                assert unpack(str(source), str(target)) == len(text)
+                monkeypatch.setattr(raw_log, "open_bytes", opened)
+                assert unpack((str(source), str(target))) == len(text)
                 if fails:
                     raise OSError(errno.EIO, "ended")
             return super().read(size)
 
     monkeypatch.setattr(raw_log, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(raw_log, "_open_compressed", lambda source: First(text))
+    monkeypatch.setattr(raw_log, "open_bytes", lambda *_: First(text))
     if fails:
-        with pytest.raises(OSError, match="ended"):
-            unpack(str(source), str(target))
+        with pytest.raises(OSError, match="day_0"):
+            unpack((str(source), str(target)))
     else:
-        assert unpack(str(source), str(target)) == len(text)
+        assert unpack((str(source), str(target))) == len(text)
     assert target.read_bytes() == text
 
 

@@ -101,6 +101,16 @@ def test_too_many_bad_rows_end_the_run(tmp_path):
     assert "row group 1, row 1, column x: expected a finite number" in message
 
 
+def test_far_too_many_bad_rows_end_the_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("dlrm.preproc.source.Read.text", lambda read, row: 1 / 0)
+    lines = [f"{i % 2},{'oops' if i > 2 else i}\n" for i in range(3000)]
+    (tmp_path / "a.csv").write_text("".join(["y,x\n", *lines]))
+    schema, flags = {"label": "y", "numerical": ["x"]}, {"bad_lines": "quarantine"}
+    message = refusal(tmp_path / "a.csv", tmp_path, schema, **flags)
+    assert message.startswith("more than 1000 rows cannot be read, a share above --max_bad_lines")
+    assert message.endswith("a.csv, line 5, column x: expected a number, got 'oops'")
+
+
 @pytest.mark.parametrize("batch_rows", [1, 7, 60])
 def test_batches_with_the_same_values_are_counted_and_refused_alike(
     tmp_path, monkeypatch, batch_rows
