@@ -5,7 +5,7 @@
 #     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm); final_output_dir
 #                          names binary_dataset/ itself
 #     ENGINE               spark, or local: the same without Spark and Java (default spark)
-#     SPARK_LOCAL_DIRS     folder for Spark's temporary files (default $OUTPUT_PATH/spark-tmp)
+#     SPARK_LOCAL_DIRS     folder for Spark's temporary files (default $OUTPUT_PATH/spark-tmp, removed at the end)
 #     TOTAL_CORES          total number of cores (default, and limit without a cluster: this machine's)
 #     TOTAL_MEMORY         memory in GiB (default: half of this machine's); on a cluster, memory of the
 #                          driver and of each executor

@@ -28,6 +28,8 @@ from dlrm.files import errors_named
 from dlrm.host_memory import host_memory
 from dlrm.preproc.engine import COUNTS, ROWS, Span
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.packing import Files, Layout, PackJob
+from dlrm.preproc.work_folder import WorkFolder
 
 _ATTEMPTS = 3
 _BATCH_ROWS = 1 << 16
@@ -109,6 +111,10 @@ class DuckDbEngine:
         """Yields what is made of rows in their order; see `Engine`."""
         given = self._batches(packed_rows, parts, on_part, ROWS)
         yield from write(self._query(_SORTED, ROWS, given, {}))
+
+    def writer(self, job: PackJob, layouts: Sequence[Layout], work: WorkFolder) -> Files:
+        """Returns the files of a dataset; see `Engine`."""
+        return Files(work.output, layouts)
 
     def _batches(
         self,

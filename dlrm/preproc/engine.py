@@ -105,3 +105,6 @@ class Engine(Protocol):
             write: called with all batches or, if the engine is distributed, with those of some
                 consecutive keys of a split, or of facts; returns other batches of `ROWS`.
         """
+
+    def writer(self, job: Any, layouts: Sequence[Any], work: Any) -> Any:
+        """Returns what writes the rows of a `PackJob` in a `WorkFolder`: `Files` or `Pieces`."""

@@ -37,12 +37,10 @@ from dlrm.preproc.fitting import (
     negatives_of,
     write_counted,
 )
-from dlrm.preproc.packing import Files, Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
+from dlrm.preproc.packing import Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
 from dlrm.preproc.report import facts as report
 from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Source, Target
-from dlrm.preproc.spark.engine import SparkEngine
-from dlrm.preproc.spark.pieces import Pieces
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices
@@ -335,10 +333,7 @@ def transform(
     )
     layouts, none = layouts_of(job), lambda number, statistics: None
     spans = [_span(divided, *pair) for pair in zip(targets, layouts, strict=True)]
-    files: Files | Pieces = Files(work.output, layouts)
-    if isinstance(run.engine, SparkEngine):
-        folder = run.engine.files.folder(work.folder("pieces"))
-        files = Pieces(run.engine, job, layouts, folder, work.output)
+    files = run.engine.writer(job, layouts, work)
     with run.stage(name) as stage:
         task = partial(packed_rows, job=job)
         how = list(enumerate(parts)), task, spans, files.write, stage.progress(parts)

@@ -20,7 +20,7 @@ from typing import Any
 
 from dlrm.documents import read_json
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.engines import ENGINES
+from dlrm.preproc.spark.session import ENGINES
 from dlrm.scripts.common.java import java_version
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.settings import setting

@@ -1,8 +1,9 @@
-"""Local Spark clusters produce the same bytes, also when an executor is killed."""
+"""Local Spark clusters produce the same bytes, also when executors are killed."""
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from preproc_testing import binary_files, node_environment, package_archive
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from cluster import free_port  # noqa: E402
+from cluster import command_of, descendants, free_port  # noqa: E402
 
 pytestmark = pytest.mark.long
 ROWS = [f"{int(i % 3 == 0)},{i},{'abc'[i % 3]}\n" for i in range(1000)]
@@ -50,6 +51,27 @@ def start(raw, output, *arguments, runner=(sys.executable, "-u"), **how):
         text=True,
         **how,
     )
+
+
+def executors(pid):
+    """Returns the executors among the descendants of a process."""
+    return [one for one in descendants(pid) if b"CoarseGrainedExecutorBackend" in command_of(one)]
+
+
+@pytest.mark.slow
+def test_executors_that_are_killed_change_nothing(java, raw, expected, tmp_path):
+    pytest.importorskip("pyspark")
+    master = ["--master=local-cluster[2,1,1024]", "--conf=spark.executor.memory=512m"]
+    run = start(raw, tmp_path / "out", *master)
+    killed = []
+    for line in run.stdout:
+        if line.startswith(("start:", "count:")):
+            killed += executors(run.pid)[:1]
+            os.kill(killed[-1], signal.SIGKILL)
+    assert run.wait(200) == 0
+    run.stdout.close()
+    assert len(killed) == 2
+    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
 @contextmanager
@@ -86,9 +108,9 @@ def master_of(port):
     return ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
 
 
-def worker_of(port):
+def worker_of(port, host="127.0.0.1"):
     address = f"spark://127.0.0.1:{port}"
-    return ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", address]
+    return ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0", address]
 
 
 def driver_of(port):
@@ -97,23 +119,38 @@ def driver_of(port):
 
 
 @pytest.mark.slow
-def test_a_standalone_cluster_of_two_workers(java, raw, expected, tmp_path):
+def test_a_cluster_of_two_workers_and_tasks_that_run_twice(java, raw, expected, tmp_path):
     pytest.importorskip("pyspark")
     port = free_port()
-    for name in ("first", "second"):
+    for name in ("first", "second", "events"):
         (tmp_path / name).mkdir()
+    settings = {
+        "speculation": "true",
+        "speculation.interval": "10ms",
+        "speculation.minTaskRuntime": "1ms",
+        "speculation.multiplier": "1",
+        "speculation.quantile": "0.1",
+        "eventLog.enabled": "true",
+        "eventLog.dir": str(tmp_path / "events"),
+        "eventLog.compress": "false",
+        "eventLog.rolling.enabled": "false",
+    }
+    words = [f"--conf=spark.{name}={value}" for name, value in settings.items()]
     with (
         spark_class(tmp_path, "master.Master", *master_of(port)) as log,
         spark_class(tmp_path / "first", "worker.Worker", *worker_of(port)),
-        spark_class(tmp_path / "second", "worker.Worker", *worker_of(port)),
+        # Spark runs a task again on another host only.
+        spark_class(tmp_path / "second", "worker.Worker", *worker_of(port, "127.0.0.2")),
     ):
         wait_for(log, "Registering worker", 2)
-        run = start(raw, tmp_path / "out", *driver_of(port))
+        run = start(raw, tmp_path / "out", *driver_of(port), *words)
         said = run.stdout.read()
         assert run.wait(200) == 0, said
         run.stdout.close()
         assert len(re.findall("Launching executor .* on worker", log.read_text())) >= 2
     assert "Spark UI: http://127.0.0.1:" in said
+    (log,) = (tmp_path / "events").iterdir()
+    assert '"Speculative":true' in log.read_text()
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 

@@ -5,15 +5,17 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from tables_testing import contents, prepare, write_table
 
 from dlrm.command_line import Terminated, terminable
 from dlrm.preproc.engine import COUNTS
-from dlrm.preproc.engines import open_engine
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.options import IncrementConfig
 from dlrm.preproc.spark.engine import SparkEngine
-from dlrm.preproc.spark.session import configuration
+from dlrm.preproc.spark.session import configuration, open_engine
 
 pytestmark = pytest.mark.long
 
@@ -82,3 +84,46 @@ def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
         list(spark.map(os.system, [task]))
     end.touch()  # the stage has ended before its task may
     assert list(spark.map(str, [7])) == ["7"]
+
+
+SCHEMA = {
+    "label": "y",
+    "numerical": ["x"],
+    "categorical": [
+        {"column": "tags", "max_length": 3, "weights": "w"},
+        {"column": "c", "dictionary": "names"},
+        {"column": "d", "dictionary": "names"},
+        {"column": "items", "type": "integer", "max_length": 4, "pooling": "mean"},
+    ],
+    "crosses": [{"fields": ["c", "d"], "frequency_limit": 1}],
+}
+
+
+def rows(day):
+    """Returns 900 rows, of which many lists are empty."""
+    random = np.random.default_rng(day)
+    lengths = random.integers(0, 4, 900).tolist()
+    return {
+        "y": (random.random(900) < 0.3).tolist(),
+        "x": random.normal(size=900).tolist(),
+        "tags": [[f"t{i}" for i in random.integers(day, day + 40, n)] for n in lengths],
+        "w": [random.normal(size=n).tolist() for n in lengths],
+        "c": [f"v{i}" for i in random.integers(day, day + 30, 900)],
+        "d": [f"v{i}" for i in random.integers(day, day + 50, 900)],
+        "items": [random.integers(0, 9, n).tolist() for n in reversed(lengths)],
+    }
+
+
+def test_lists_crosses_and_later_days_have_the_bytes_of_the_local_engine(spark, local, tmp_path):
+    for day in (1, 2):
+        write_table(rows(day), tmp_path / f"{day}.parquet", 70)
+    how = {"test_fraction": 0.2, "split_bytes": 4096, "report": True}
+    for name, engine in (("local", local), ("spark", spark)):
+        prepare(SCHEMA, [tmp_path / "1.parquet"], tmp_path / name / "1", engine, **how)
+        later = how | {"increment": IncrementConfig(extend=tmp_path / name / "1")}
+        prepare(SCHEMA, [tmp_path / "2.parquet"], tmp_path / name / "2", engine, **later)
+    made = [contents(tmp_path / name) for name in ("local", "spark")]
+    for files in made:
+        assert files.pop("1/.verified.json")  # which has times
+    assert len(made[0]) > 60
+    assert made[1] == made[0]

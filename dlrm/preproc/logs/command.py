@@ -14,13 +14,13 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
-from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
 from dlrm.preproc.options import IncrementConfig, RunConfig
 from dlrm.preproc.prepare import input_facts, summary
+from dlrm.preproc.spark.session import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.stage import PreparationRun, open_run
 from dlrm.settings import settings_of
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
-from dlrm.preproc.engines import ENGINES
 from dlrm.preproc.options import PreparationOptions, SplitConfig
+from dlrm.preproc.spark.session import ENGINES
 from dlrm.settings import setting
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import sys
 
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.engines import SparkConfig, reads_by_uri
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
 from dlrm.preproc.options import IncrementConfig, RunConfig
+from dlrm.preproc.spark.session import SparkConfig, reads_by_uri
 
 _HELPS = {
     "output_ordering": "order of training rows (of all rows for --mode transform)",

@@ -1,7 +1,7 @@
 """Sums and sorts with Spark what its executors make of parts.
 
 Our functions run in `mapInArrow`, which sessions with a JVM and those of Spark Connect have. To the
-driver come facts, and the values that get ids, packed into few cells.
+driver come facts, and the values that get ids, as cells that have a batch each.
 """
 
 import os
@@ -20,19 +20,42 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.preproc.engine import COUNTS, FACTS, ROWS, Span, slices
-from dlrm.preproc.spark.executors import LocalFiles, each, error_of, opened_task, sent
+from dlrm.preproc.packing import Layout, PackJob
+from dlrm.preproc.spark.executors import error_of, sent
+from dlrm.preproc.spark.pieces import Pieces
+from dlrm.preproc.work_folder import WorkFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dlrm.preproc.spark.stored_files import StoredFiles
+
 _ROWS_OF_CORES = 1 << 16  # more than there are cores
 _PARTITIONS = 3  # for each core
 _BUCKET_BYTES = 48 << 20  # of rows that are written at once
-_CELL_BYTES = 4 << 20
 _SIGN = np.uint64(1 << 63)  # flipped, as Spark has only signed numbers
 _CELL = "cell binary"
 _COUNTS = "column int, key long, text binary, n long"
 _ROWS = "bucket int, key long, row binary"
+# Texts are compared once they are few, as Spark sorts to find the least of them. The last grouping
+# leaves of the rare values of a column only their number, as a key whose sign is flipped.
+_SUMS = """
+    SELECT column, if(n > 0, key, others + (-9223372036854775807L - 1L)) AS key, text, n FROM (
+        SELECT column, key, text, n, count(*) AS others FROM (
+            SELECT column, if(n < least, NULL, key) AS key, if(n < least, 0L, n) AS n, if(
+                    text <> other, raise_error(concat('hash of ', hex(text), ' and ', hex(other))),
+                    if(n < least, NULL, text)
+                ) AS text
+            FROM (
+                SELECT column, key, min(text) AS text, max(text) AS other, sum(n) AS n,
+                    element_at(array({limits}), column + 2) AS least
+                FROM (
+                    SELECT column, key, text, sum(n) AS n FROM {given} GROUP BY column, key, text
+                ) GROUP BY column, key
+            )
+        ) GROUP BY column, key, text, n
+    )
+"""
 Batches = Iterable[pa.RecordBatch]
 
 
@@ -41,24 +64,24 @@ class SparkEngine:
 
     Args:
         session: a session, also of Spark Connect.
-        files: gives executors their files: `LocalFiles` or `StoredFiles`.
+        files: the files of executors that have no folder in common with this machine.
     """
 
     is_distributed = True
 
-    def __init__(self, session: "SparkSession", files: Any = None) -> None:
-        self.session, self.files = session, files or LocalFiles()
+    def __init__(self, session: "SparkSession", files: "StoredFiles | None" = None) -> None:
+        self.session, self.files = session, files
         os.umask(mask := os.umask(0o077))
         self._mask = mask
         # Spark divides rows by cores; the first tasks also tell whether executors have the package.
         rows = session.range(_ROWS_OF_CORES)
-        self.cores = sum(1 for _ in self.cells(rows, _one_cell, few=True))
+        self.cores = len(self._cells_of_few(rows, _one_cell))
 
     def map(self, task: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         """Yields results in the order of their items; see `Engine`."""
-        cells = self.cells(*self._over(items, partial(_result, task)), few=True)
+        cells = self._cells_of_few(*self._over(items, partial(_result, task)))
         found = dict(map(pickle.loads, cells))
-        self.files.adopt_new()
+        self.adopt_new()
         yield from (found[number] for number in range(len(items)))
 
     def counts(
@@ -69,37 +92,18 @@ class SparkEngine:
         has_texts: bool,
         on_part: Callable[[int], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the sums of counts; see `Engine`.
-
-        The last grouping leaves of the rare values of a column only their number.
-        """
+        """Yields the sums of counts; see `Engine`."""
         given = self._mapped(*self._over(parts, partial(_counted, partial_counts)), _COUNTS)
         # A part has each value once: nothing can be summed before the values come together.
         given = given.repartition(self._partitions, "column", "key")
-        summed = given.groupBy("column", "key", "text").agg({"n": "sum"})
-        # Texts are compared once they are few, as Spark sorts to find the least of them.
-        summed = summed.selectExpr("column", "key", "text", "text AS other", "`sum(n)` AS n")
-        summed = summed.groupBy("column", "key").agg({"text": "min", "other": "max", "n": "sum"})
-        names = "`min(text)` AS text", "`max(other)` AS other", "`sum(n)` AS n"
-        summed = summed.selectExpr("column", "key", *names)
-        least = f"element_at(array({', '.join(f'{n}L' for n in [1, *limits])}), column + 2)"
-        two = "raise_error(concat('hash of ', hex(text), ' and ', hex(other)))"
-        folded = summed.selectExpr(
-            "column",
-            f"if(n < {least}, NULL, key) AS key",
-            f"if(text <> other, {two}, if(n < {least}, NULL, text)) AS text",
-            f"if(n < {least}, 0L, n) AS n",
-        )
-        folded = folded.groupBy("column", "key", "text", "n").count()
-        number = "`count` + (-9223372036854775807L - 1L)"
-        kept = folded.selectExpr("column", f"if(n > 0, key, {number}) AS key", "text", "n")
+        least = ", ".join(f"{n}L" for n in [1, *limits])
+        kept = self.session.sql(_SUMS.format(limits=least, given="{given}"), given=given)
         order: list[Any] = ["column", kept.n.desc(), *["text"] * has_texts, "key"]
         ordered = kept.repartitionByRange(self._partitions, *order).sortWithinPartitions(*order)
-        for cell in self.cells(ordered, packed):
-            for batch in pa.ipc.open_stream(cell):
-                keys = batch.column(1).to_numpy().view(np.uint64) ^ _SIGN
-                texts = batch.column(2).cast(pa.large_binary())
-                yield _batch([batch.column(0), keys, texts, batch.column(3)], COUNTS)
+        for batch in self.batches(ordered, iter):
+            keys = batch.column(1).to_numpy().view(np.uint64) ^ _SIGN
+            texts = batch.column(2).cast(pa.large_binary())
+            yield pa.record_batch([batch.column(0), keys, texts, batch.column(3)], schema=COUNTS)
 
     def sorted_rows(
         self,
@@ -115,13 +119,33 @@ class SparkEngine:
         given = self._mapped(*self._over(parts, made), _ROWS)
         given = given.repartition(self._partitions, "bucket")
         ordered = given.sortWithinPartitions("bucket", "key")
-        task = self.opened(partial(_written, write, buckets))
-        for cell in self.cells(ordered, task):
-            yield from pa.ipc.open_stream(cell)
+        yield from self.batches(ordered, partial(_written, write, buckets))
 
-    def opened(self, task: Callable) -> Callable:
-        """Returns a task of batches that has its files."""
-        return partial(opened_task, self.files.opened, *self.files.pack(task))
+    def writer(self, job: PackJob, layouts: Sequence[Layout], work: WorkFolder) -> Pieces:
+        """Returns the pieces of a dataset; see `Engine`."""
+        folder = self.files.data if self.files else work.folder("pieces")
+        return Pieces(self, job, layouts, folder, work.output)
+
+    def adopt_new(self) -> None:
+        """Has the files on this machine that tasks have written."""
+        if self.files is not None:
+            self.files.adopt_new()
+
+    def batches(
+        self, frame: "DataFrame", task: Callable[[Batches], Iterable[pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the batches that a function makes of the partitions of a data frame, in order."""
+        made: Callable = partial(_cells, task)
+        if self.files is not None:
+            made = self.files.call(made)
+        cells = self._mapped(frame, made, _CELL).persist()
+        try:
+            self._done(cells.count)  # all partitions at a time, unlike the iterator
+            for (cell,) in cells.toLocalIterator():
+                yield from pa.ipc.open_stream(bytes(cell))
+        finally:
+            with suppress(Exception):  # a signal to the whole group ends the JVM as well
+                cells.unpersist()
 
     @property
     def _partitions(self) -> int:
@@ -130,35 +154,15 @@ class SparkEngine:
     def _over(self, items: Sequence[Any], make: Callable) -> tuple["DataFrame", Callable]:
         """Returns a row for each item, in a partition of its own, and a function of these rows."""
         rows = self.session.range(0, len(items), 1, max(len(items), 1))
-        content, inputs = self.files.pack(make)
-        packed = [self.files.pack(item) for item in items]
-        return rows, partial(each, self.files.opened, content, inputs, packed)
+        if self.files is not None:
+            make, items = self.files.call(make), [*map(self.files.pack, items)]
+        return rows, partial(_each, make, items)
 
     def _mapped(self, frame: "DataFrame", task: Callable, columns: str) -> "DataFrame":
         return frame.mapInArrow(sent(task, self._mask), columns)
 
-    def cells(
-        self,
-        frame: "DataFrame",
-        task: Callable[[Batches], Iterator[pa.RecordBatch]],
-        few: bool = False,
-    ) -> Iterator[bytes]:
-        """Yields the cells that a function makes of the partitions of a data frame, in order.
-
-        Args:
-            few: whether memory holds all cells.
-        """
-        mapped = self._mapped(frame, task, _CELL)
-        if few:
-            yield from (bytes(cell) for (cell,) in self._done(mapped.collect))
-            return
-        mapped.persist()
-        try:
-            self._done(mapped.count)  # all partitions at a time, unlike the iterator
-            yield from (bytes(cell) for (cell,) in mapped.toLocalIterator())
-        finally:
-            with suppress(Exception):  # a signal to the whole group ends the JVM as well
-                mapped.unpersist()
+    def _cells_of_few(self, frame: "DataFrame", task: Callable) -> list[bytes]:
+        return [bytes(cell) for (cell,) in self._done(self._mapped(frame, task, _CELL).collect)]
 
     def _done(self, action: Callable[[], Any]) -> Any:
         """Returns the result of a job, which a signal ends.
@@ -178,114 +182,91 @@ class SparkEngine:
         thread = Thread(target=run, daemon=True)
         thread.start()
         try:
-            if (error := result.exception()) is not None:
-                raise error_of(error) from None
-            return result.result()
-        finally:
-            if not result.done():
-                with suppress(Exception):  # a signal to the whole group ends the JVM as well
-                    self.session.interruptTag(tag)
-                thread.join(10)
+            error = result.exception()
+        except BaseException:
+            with suppress(Exception):  # a signal to the whole group ends the JVM as well
+                self.session.interruptTag(tag)
+            thread.join(10)
+            raise
+        if error is not None:
+            raise error_of(error) from None
+        return result.result()
 
 
 class _Buckets:
-    """Ranges of keys of each split, which have about the same bytes."""
+    """Ranges of keys of each split, which have about the same bytes; one of facts, which is -1."""
 
     def __init__(self, spans: Sequence[Span], least: int) -> None:
-        total, self.splits = sum(span.size for span in spans), list[int]()
-        self._first, self._places, self._widths = list[int](), list[int](), list[int]()
+        total, ranges, self.splits = sum(span.size for span in spans), [], list[int]()
         for split, span in enumerate(spans):
-            share = span.size * least // max(total, 1)
-            number = max(share, -(-span.size // _BUCKET_BYTES), 1)
-            self._places.append(len(self.splits))
-            self._first.append(span.first)
-            self._widths.append(-(-(span.end - span.first) // number))
+            number = max(span.size * least // max(total, 1), span.size // _BUCKET_BYTES + 1, 2)
+            ranges.append((span.first, -(-(span.end - span.first) // number), len(self.splits)))
             self.splits += [split] * number
+        ranges.append((0, (1 << 64) - 1, FACTS))
+        self.splits.append(FACTS)
+        first, width, bucket = zip(*ranges, strict=True)
+        self._first, self._width = np.array(first, np.uint64), np.array(width, np.uint64)
+        self._bucket = np.array(bucket, np.int32)
 
-    def of(self, split: int, keys: np.ndarray) -> np.ndarray:
-        """Returns the bucket of each key of a split; that of facts is -1."""
-        if split == FACTS:
-            return np.full(len(keys), FACTS, np.int32)
-        first, width = self._first[split], self._widths[split]
-        if width >= 1 << 64:
-            return np.full(len(keys), self._places[split], np.int32)
-        found = (keys - np.uint64(first)) // np.uint64(width)
-        return (found + np.uint64(self._places[split])).astype(np.int32)
-
-
-def _batch(arrays: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=schema)
+    def of(self, splits: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Returns the bucket of each key of a split."""
+        within = (keys - self._first[splits]) // self._width[splits]
+        return within.astype(np.int32) + self._bucket[splits]
 
 
-def cells_of(contents: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    for content in contents:
-        yield pa.record_batch({"cell": pa.array([content], pa.binary())})
+def _each(make: Callable, items: Sequence[Any], batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from make(number, items[number])
 
 
-def packed(batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Packs batches into cells."""
-
-    def contents() -> Iterator[bytes]:
-        held, size = list[pa.RecordBatch](), 0
-        for batch in batches:
-            held.append(batch)
-            size += batch.nbytes
-            if size >= _CELL_BYTES:
-                yield _stream(held)
-                held, size = [], 0
-        if held:
-            yield _stream(held)
-
-    yield from cells_of(contents())
+def _cell(content: bytes) -> pa.RecordBatch:
+    return pa.record_batch({"cell": pa.array([content], pa.binary())})
 
 
-def _stream(batches: Sequence[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
+def _cells(task: Callable, batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in task(batches):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+        yield _cell(sink.getvalue().to_pybytes())
 
 
 def _one_cell(batches: Batches) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
-    yield from cells_of([b""])
+    yield _cell(b"")
 
 
 def _result(task: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
-    yield from cells_of([pickle.dumps((number, task(item)))])
+    yield _cell(pickle.dumps((number, task(item))))
 
 
 def _counted(partial_counts: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
     for batch in partial_counts(item):
         keys = (batch.column(1).to_numpy() ^ _SIGN).view(np.int64)
-        texts = batch.column(2).cast(pa.binary())
-        yield pa.record_batch(
-            {"column": batch.column(0), "key": keys, "text": texts, "n": batch.column(3)}
-        )
+        yield batch.set_column(1, "key", pa.array(keys))
 
 
 def _in_buckets(
     packed_rows: Callable, buckets: _Buckets, number: int, item: Any
 ) -> Iterator[pa.RecordBatch]:
     for batch in packed_rows(item):
-        for split, rows in slices([batch]):
-            keys = rows.column(1).to_numpy()
-            of_rows, ordered = buckets.of(split, keys), (keys ^ _SIGN).view(np.int64)
-            packed = rows.column(2).cast(pa.binary())
-            yield pa.record_batch({"bucket": of_rows, "key": ordered, "row": packed})
+        keys = batch.column(1).to_numpy()
+        of_rows = buckets.of(batch.column(0).to_numpy(), keys)
+        columns = [of_rows, (keys ^ _SIGN).view(np.int64), batch.column(2)]
+        yield pa.record_batch(columns, ["bucket", "key", "row"])
 
 
 def _written(write: Callable, buckets: _Buckets, batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Writes the rows of each bucket; returns cells of what is made of them."""
+    """Yields what is made of the rows of each bucket."""
 
-    def rows(bucket: int, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Any]:
-        split = FACTS if bucket == FACTS else buckets.splits[bucket]
+    def rows(split: int, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Any]:
         for _, piece in pieces:
             keys = piece.column(1).to_numpy().view(np.uint64) ^ _SIGN
             splits = np.full(len(piece), split, np.int32)
-            yield _batch([splits, keys, piece.column(2).cast(pa.large_binary())], ROWS)
+            content = piece.column(2).cast(pa.large_binary())
+            yield pa.record_batch([splits, keys, content], schema=ROWS)
 
     for bucket, pieces in groupby(slices(batches), key=itemgetter(0)):
-        yield from packed(write(rows(bucket, pieces)))
+        yield from write(rows(buckets.splits[bucket], pieces))

@@ -9,6 +9,8 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,24 +29,15 @@ from dlrm.remote.uri import Uri
 
 
 class Piece(NamedTuple):
-    """A piece and its place.
+    """Rows of a target, and values of each list field, with the numbers of those before them."""
 
-    Attributes:
-        name: name of its file or object.
-        target: number of its target.
-        rows: number of rows.
-        values: number of values of each list field.
-        first_row, first_values: those before it.
-        is_last: whether it has the last rows of its target.
-    """
-
-    name: str
     target: int
+    first_row: int
+    first_values: Sequence[int]
+    is_last: bool
+    name: str
     rows: int
     values: Sequence[int]
-    first_row: int = 0
-    first_values: Sequence[int] = ()
-    is_last: bool = False
 
 
 class Pieces:
@@ -67,58 +60,46 @@ class Pieces:
     ) -> None:
         self._engine, self._job, self._layouts = engine, job, layouts
         self._folder, self._dataset = folder, dataset
-        self._found: list[tuple[int, int, Piece]] = []
+        self._found: list[tuple[int, int, dict[str, Any]]] = []
         self.slices: dict[str, list[tuple[str, int, int]]] = {}
         self.write = partial(write_piece, job=job, folder=folder)
 
     def add(self, target: int, key: int, facts: dict[str, Any]) -> None:
         """Notes what `write` says of a piece."""
-        self._found.append((target, key, Piece(target=target, **facts)))
+        self._found.append((target, key, facts))
 
     def finish(self) -> dict[str, str]:
         """Joins the pieces; returns the checksum of each file."""
-        pieces = list(self._placed())
-        with_rows = {piece.target for piece in pieces}
-        empty = [one for place, one in enumerate(self._layouts) if place not in with_rows]
-        sums = Files(self._dataset, empty).finish()
-        Files(self._dataset, self._layouts)
-        joined: dict[str, JoinedChecksum] = {}
+        sums, joined = Files(self._dataset, self._layouts).finish(), dict[str, JoinedChecksum]()
         dataset = None if isinstance(self._folder, Uri) else self._dataset
         task = partial(join_piece, job=self._job, folder=self._folder, dataset=dataset)
-        for found in self._engine.map(task, pieces):
+        objects: dict[str, list[tuple[str, int, int]]] = {}
+        for found in self._engine.map(task, list(self._placed())):
             for name, parts in found.items():
                 for file, place, size, crcs in parts:
                     joined.setdefault(file, JoinedChecksum(file)).add(place, size, crcs)
-                if isinstance(self._folder, Uri):
-                    place = f"{Path(self._folder.key).name}/{name}"
-                    self.slices[place] = [part[:3] for part in parts]
-        if isinstance(self._folder, Uri):
+                objects[name] = [part[:3] for part in parts]
+        if isinstance(self._folder, Path):
+            shutil.rmtree(self._folder)
+        else:
             for file, total in joined.items():
                 os.truncate(self._dataset / file, total.size)
-            self._remove_others(self._folder)
-        else:
-            shutil.rmtree(self._folder)
+            self.slices = {f"{self._folder.name}/{name}": own for name, own in objects.items()}
+            store, begin = open_store(self._folder), self._folder.below(_prefix(self._job)).key
+            keys = {entry.key for entry in store.entries(begin)}  # also of attempts that failed
+            remove_all(store, sorted(keys - {self._folder.below(name).key for name in objects}))
         return sums | {file: str(total) for file, total in joined.items()}
 
     def _placed(self) -> Iterator[Piece]:
         """Yields the pieces in order, with what is before each."""
-        before: dict[int, tuple[int, Sequence[int]]] = {}
-        order = sorted(self._found, key=lambda one: one[:2])
-        last = {target: number for number, (target, _, _) in enumerate(order)}
-        for number, (target, _, piece) in enumerate(order):
-            rows, values = before.get(target, (0, [0] * len(piece.values)))
-            yield piece._replace(
-                first_row=rows, first_values=values, is_last=number == last[target]
-            )
-            after = [a + b for a, b in zip(values, piece.values, strict=True)]
-            before[target] = rows + piece.rows, after
-
-    def _remove_others(self, folder: Uri) -> None:
-        """Removes the objects of attempts that do not count."""
-        store = open_store(folder)
-        kept = {folder.below(Path(name).name).key for name in self.slices}
-        keys = {entry.key for entry in store.entries(folder.below(_prefix(self._job)).key)}
-        remove_all(store, sorted(keys - kept))
+        order = sorted(self._found, key=itemgetter(0, 1))
+        for target, found in groupby(order, key=itemgetter(0)):
+            rows, values = 0, [0] * len(self._layouts[target].lists)
+            *_, (*_, last) = of_target = list(found)
+            for *_, facts in of_target:
+                yield Piece(target, rows, values, facts is last, **facts)
+                rows += facts["rows"]
+                values = [a + b for a, b in zip(values, facts["values"], strict=True)]
 
 
 def write_piece(
@@ -139,10 +120,8 @@ def write_piece(
     if not parts:
         return
     name = f"{_prefix(job)}{new_suffix()}"
-    columns = [part[file] for file, *_ in layout.widths for part in parts]
-    content = b"".join(
-        np.ascontiguousarray(column).reshape(-1).view(np.uint8).data for column in columns
-    )
+    columns = (part[file] for file, *_ in layout.widths for part in parts)
+    content = b"".join(np.ascontiguousarray(one).reshape(-1).view(np.uint8).data for one in columns)
     if isinstance(folder, Uri):
         open_store(folder).write(folder.below(name).key, content)
     else:
@@ -162,53 +141,40 @@ def join_piece(
     Returns:
         Names of objects and their slices: file, place, size, and sums.
     """
-    content = _content(folder, piece.name)
-    layout, found, begin = layouts_of(job)[piece.target], [], 0
-    lengths: dict[str, np.ndarray] = {}
-    for file, width, list_field in layout.widths:
-        count, first = piece.rows, piece.first_row
-        if list_field is not None:
-            count, first = piece.values[list_field], piece.first_values[list_field]
-        data = content[begin : begin + count * width]
-        begin += len(data)
-        found.append((file, first * width, data))
-        if file in dict(layout.lists):
-            lengths[file] = np.frombuffer(data, layout.dtypes[file])
-    slices_of = {piece.name: _written(found, dataset)}
-    starts: list[tuple[str, int, Any]] = []
-    for i, file in enumerate(layout.starts):
-        before, of_rows = piece.first_values[i], lengths[layout.lists[i][0]]
+    if isinstance(folder, Uri):
+        store = open_store(folder)
+        content = memoryview(store.read(store.entry(folder.below(piece.name).key)))
+    else:
+        content = memoryview((folder / piece.name).read_bytes())
+    layout, begin = layouts_of(job)[piece.target], 0
+    found, starts = list[tuple[str, int, memoryview]](), list[tuple[str, int, memoryview]]()
+    for file, width, i in layout.widths:
+        first = piece.first_row if i is None else piece.first_values[i]
+        size = width * (piece.rows if i is None else piece.values[i])
+        found.append((file, first * width, content[begin : begin + size]))
+        begin += size
+    for i, (file, (lengths, _)) in enumerate(zip(layout.starts, layout.lists, strict=True)):
+        (data,) = (data for name, _, data in found if name == lengths)
+        before, of_rows = piece.first_values[i], np.frombuffer(data, layout.dtypes[lengths])
         first, places = starts_within(of_rows, piece.first_row, before)
         if piece.is_last:
             places = np.append(places, before + piece.values[i])
-        of_starts = memoryview(places.astype(bags.STARTS_DTYPE).tobytes())
-        starts.append((file, first * bags.STARTS_DTYPE.itemsize, of_starts))
-    if any(len(data) for *_, data in starts) and isinstance(folder, Uri):
-        name = f"{piece.name}.starts"
-        open_store(folder).write(folder.below(name).key, b"".join(data for *_, data in starts))
-        slices_of[name] = _written(starts, None)
-    else:
-        slices_of[piece.name] += _written(starts, dataset)
-    return slices_of
+        places = places.astype(bags.STARTS_DTYPE)
+        starts.append((file, first * places.itemsize, memoryview(places.tobytes())))
+    found, starts = ([one for one in own if len(one[2])] for own in (found, starts))
+    if dataset is not None:
+        for file, place, data in found + starts:
+            with open(dataset / file, "r+b", buffering=0) as opened:
+                write_at(opened.fileno(), data, place)
+    elif starts and isinstance(folder, Uri):
+        key = folder.below(f"{piece.name}.starts").key
+        open_store(folder).write(key, b"".join(data for *_, data in starts))
+    return {
+        name: [(file, place, len(data), slice_sums(place, data)) for file, place, data in own]
+        for name, own in ((piece.name, found), (f"{piece.name}.starts", starts))
+        if own
+    }
 
 
 def _prefix(job: PackJob) -> str:
     return f"rows-{job.targets[0].name}-"
-
-
-def _content(folder: Path | Uri, name: str) -> memoryview:
-    if isinstance(folder, Uri):
-        store = open_store(folder)
-        return memoryview(store.read(store.entry(folder.below(name).key)))
-    return memoryview((folder / name).read_bytes())
-
-
-def _written(
-    found: Sequence[tuple[str, int, memoryview]], dataset: Path | None
-) -> list[tuple[str, int, int, list[int]]]:
-    found = [one for one in found if len(one[2])]
-    for file, place, data in found:
-        if dataset is not None:
-            with open(dataset / file, "r+b", buffering=0) as opened:
-                write_at(opened.fileno(), data, place)
-    return [(file, place, len(data), slice_sums(place, data)) for file, place, data in found]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from dlrm.data.sources.column_names import check_columns
 from dlrm.locks import new_suffix
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import EngineError
-from dlrm.preproc.spark.engine import Batches, SparkEngine, cells_of, packed
+from dlrm.preproc.spark.engine import Batches, SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_GROUP_BYTES = 16 << 20  # of a row group, so that several tasks can read a file
+_BATCHES = 4  # of Spark in a row group, so that several tasks can read a file
 _VERSIONS = {  # provider of a table -> its newest version
     "iceberg": "SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1",
     "delta": "SELECT version FROM (DESCRIBE HISTORY {} LIMIT 1)",
@@ -50,50 +50,43 @@ class SparkQuery:
     @property
     def flag(self) -> str:
         """Returns the flag with its value."""
-        if self.frame is not None:
-            return "--source"
-        return f"--spark_table {self.table}" if self.table else f"--spark_sql {self.sql}"
+        return " ".join(next(iter(self.facts().items()), ("--source",)))
 
     def facts(self) -> dict[str, str]:
         """Returns the flag and its value, which determine the rows; nothing for a data frame."""
-        if self.frame is not None:
-            return {}
-        return {"--spark_table": self.table} if self.table else {"--spark_sql": self.sql or ""}
+        given = {"--spark_table": self.table, "--spark_sql": self.sql}
+        return {flag: value for flag, value in given.items() if value is not None}
 
 
 def read_query(
     engine: Engine, query: SparkQuery, columns: Sequence[str], folder: Path
 ) -> dict[str, Any]:
-    """Writes the rows of a query as Parquet, one file per partition with rows.
+    """Writes the rows of a query as Parquet, one file per partition with rows, in their order.
 
-    The rows are in the order of the partitions. Two runs have the same order if the query
-    determines it, as `ORDER BY` unique columns does; otherwise Spark may divide and order rows
-    differently. Files of tasks that fail or run twice do not count.
+    Two runs have the same order if the query determines it, as `ORDER BY` unique columns does.
+    Files of tasks that fail or run twice do not count.
 
     Args:
         folder: directory for the files, in which executors write.
 
     Returns:
-        `files`, in the order of their rows; and for the `manifest` the query, the number of
-        `partitions` with rows, the version of `spark`, and the `snapshot` of an Iceberg or Delta
-        table.
+        `files`, and for the `manifest` the query, the number of `partitions`, the version of
+        `spark`, and the `snapshot` of an Iceberg or Delta table.
 
     Raises:
         ValueError: the engine is not Spark, there is no such table or column, or the query is
             invalid.
         EngineError: Spark failed.
     """
-    engine = _spark(engine, query)
-    with _failures(query):
-        frame, version = _selected(engine, query, columns)
-        task = engine.opened(partial(_write_partition, str(folder / "part-")))
-        files = [cell.decode() for cell in engine.cells(frame, task)]
+    with _selected(engine, query, columns) as (spark, frame, version):
+        written = spark.batches(frame, partial(_write_partition, str(folder / "part-")))
+        files = [str(folder / name) for batch in written for name in batch.column(0).to_pylist()]
+        spark.adopt_new()
     if not files:
         raise ValueError("expected rows, got none")
-    engine.files.adopt_new()
     facts = {"partitions": len(files), "spark": frame.sparkSession.version}
     facts |= {} if version is None else {"snapshot": version}
-    return {"files": [str(folder / name) for name in files], "manifest": query.facts() | facts}
+    return {"files": files, "manifest": query.facts() | facts}
 
 
 def fetch_rows(
@@ -107,93 +100,34 @@ def fetch_rows(
     Raises:
         ValueError, EngineError: see `read_query`.
     """
-    engine = _spark(engine, query)
-    with _failures(query):
-        frame, _ = _selected(engine, query, columns, optional)
-        batches = (
-            batch for cell in engine.cells(frame, packed) for batch in pa.ipc.open_stream(cell)
-        )
-        _write(batches, folder / "rows.parquet")
-
-
-def _spark(engine: Engine, query: SparkQuery) -> SparkEngine:
-    if not isinstance(engine, SparkEngine):
-        raise ValueError(f"{query.flag}: expected --engine spark, got local")
-    return engine
-
-
-def _selected(
-    engine: SparkEngine, query: SparkQuery, columns: Sequence[str], optional: Sequence[str] = ()
-) -> tuple["DataFrame", int | None]:
-    """Returns the rows, and the version of their table."""
-    session = engine.session if query.frame is None else query.frame.sparkSession
-    version = _version(session, query.table) if query.table else None
-    frame = _frame(session, query, version)
-    wanted = [*columns, *(name for name in optional if name in frame.columns)]
-    check_columns(query.flag, frame.columns, wanted)
-    return frame.select(*("`" + name.replace("`", "``") + "`" for name in wanted)), version
-
-
-def _write_partition(prefix: str, batches: Batches) -> Iterator[pa.RecordBatch]:
-    """Writes the rows of a partition as a file of this attempt; returns its name, if it has any."""
-    path = Path(f"{prefix}{new_suffix()}.parquet")
-    if _write(iter(batches), path):
-        yield from cells_of([path.name.encode()])
-
-
-def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
-    """Writes batches, if there are any, without Arrow's types, as Spark's own files are."""
-    import pyarrow.parquet as pq
-
-    groups = _groups(batches)
-    if (first := next(groups, None)) is None:
-        return False
-    with pq.ParquetWriter(path, first.schema, store_schema=False) as writer:
-        for group in chain([first], groups):
-            writer.write_table(group)
-    return True
-
-
-def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields batches as row groups, and none without rows."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in filter(len, batches):
-        held.append(batch)
-        size += batch.nbytes
-        if size >= _GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
+    with _selected(engine, query, columns, optional) as (spark, frame, _):
+        _write(spark.batches(frame, iter), folder / "rows.parquet")
 
 
 @contextmanager
-def _failures(query: SparkQuery) -> Iterator[None]:
-    """Turns Spark's errors into one line: a ValueError if the query is at fault."""
+def _selected(
+    engine: Engine, query: SparkQuery, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[SparkEngine, "DataFrame", int | None]]:
+    """Yields the engine, the rows and the version of their table; Spark's errors get one line."""
+    if not isinstance(engine, SparkEngine):
+        raise ValueError(f"{query.flag}: expected --engine spark, got local")
     from pyspark.errors import AnalysisException
 
     try:
-        yield
+        session = engine.session if query.frame is None else query.frame.sparkSession
+        version = _version(session, query.table) if query.table else None
+        of_version = "" if version is None else f" VERSION AS OF {version}"
+        text = query.sql or f"SELECT * FROM {query.table}{of_version}"
+        frame = session.sql(text) if query.frame is None else query.frame
+        wanted = [*columns, *(name for name in optional if name in frame.columns)]
+        check_columns(query.flag, frame.columns, wanted)
+        names = ("`" + name.replace("`", "``") + "`" for name in wanted)
+        yield engine, frame.select(*names), version
     except AnalysisException as error:  # errors in a query, such as ParseException
-        raise ValueError(f"{query.flag}: {_first_line(error)}") from None
+        said = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise ValueError(f"{query.flag}: {said.strip()}") from None
     except EngineError as error:
         raise EngineError(f"{query.flag}: {error}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "").strip()
-
-
-def _frame(session: "SparkSession", query: SparkQuery, version: int | None) -> "DataFrame":
-    """Returns a query's data frame, without computing it."""
-    if query.frame is not None:
-        return query.frame
-    if query.sql is not None:
-        return session.sql(query.sql)
-    if version is not None:
-        return session.sql(f"SELECT * FROM {query.table} VERSION AS OF {version}")
-    return session.table(query.table or "")
 
 
 def _version(session: "SparkSession", table: str) -> int | None:
@@ -203,3 +137,24 @@ def _version(session: "SparkSession", table: str) -> int | None:
     newest = _VERSIONS.get(providers[-1].lower()) if providers else None
     rows = session.sql(newest.format(table)).collect() if newest else []
     return int(rows[0][0]) if rows else None
+
+
+def _write_partition(prefix: str, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Writes the rows of a partition as a file of this attempt; returns its name, if it has any."""
+    path = Path(f"{prefix}{new_suffix()}.parquet")
+    if _write(iter(batches), path):
+        yield pa.record_batch({"file": [path.name]})
+
+
+def _write(batches: Iterator[pa.RecordBatch], path: Path) -> bool:
+    """Writes batches, if there are any, without Arrow's types, as Spark's own files are."""
+    import pyarrow.parquet as pq
+
+    batches = filter(len, batches)
+    if (first := next(batches, None)) is None:
+        return False
+    batches = chain([first], batches)
+    with pq.ParquetWriter(path, first.schema, store_schema=False) as writer:
+        while group := [*islice(batches, _BATCHES)]:
+            writer.write_table(pa.Table.from_batches(group))
+    return True

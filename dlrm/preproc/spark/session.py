@@ -1,30 +1,35 @@
-"""Sessions of Spark: one that a command starts, or one that a program or spark-submit has."""
+"""Engines that flags name, and sessions of Spark: of a command, a program or spark-submit."""
 
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import missing_extra
-from dlrm.flags import UsageError
+from dlrm.flags import UsageError, Values
+from dlrm.limits import check_processes
 from dlrm.preproc.errors import EngineError
 from dlrm.preproc.work_folder import work_path
-from dlrm.remote.cache import origin_of
+from dlrm.remote.cache import Cache, origin_of
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import Uri, is_uri
-from dlrm.settings import setting
+from dlrm.settings import setting, settings_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from dlrm.preproc.engine import Engine
     from dlrm.preproc.spark.engine import SparkEngine
 
+ENGINES = ("spark", "local")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 # The optimizing compiler would take more processor time than its code saves: 45 s, not 37 s, for 4
 # million rows on 2 cores.
@@ -88,7 +93,7 @@ def session_engine(
 def shares_folders(session: "SparkSession") -> bool:
     """Returns whether a session runs its tasks in processes that see the folders of this one."""
     context = _context(session)
-    return context is not None and not is_on_cluster(context.master)
+    return context is not None and _is_here(context.master)
 
 
 def _context(session: "SparkSession") -> Any:
@@ -103,40 +108,22 @@ def _context(session: "SparkSession") -> Any:
     return context
 
 
-def is_on_cluster(master: str | None) -> bool:
-    """Returns whether Spark's tasks will run on other machines; see `spark_session`."""
-    if "pyspark" in sys.modules:
-        from pyspark import SparkContext
-
-        if (running := SparkContext._active_spark_context) is not None:
-            master = running.master
-    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
-        from pyspark import SparkConf, SparkContext
-
-        SparkContext._ensure_initialized()
-        master = SparkConf().get("spark.master", "local")
-    return re.fullmatch(r"local(\[.*\])?", master or "local") is None
+def _is_here(master: str | None) -> bool:
+    return re.fullmatch(r"local(\[.*\])?", master or "") is not None
 
 
 @contextmanager
 def spark_session(
-    master: str | None,
-    memory_gib: int,
-    log: Path,
-    settings: dict[str, str] | None = None,
-    say: Callable[[str], None] = print,
+    config: SparkConfig, cores: int, log: Path, say: Callable[[str], None] = print
 ) -> Iterator["SparkSession"]:
     """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
 
     The environment variable PYSPARK_PYTHON or the setting `spark.pyspark.python` names the Python
-    of the executors; the default is this one.
+    of the executors; the default is this one. Half of the memory is for the JVM, half for Python.
 
     Args:
-        master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
-        memory_gib: total memory, and on a cluster that of the driver and of each executor; half is
-            for the JVM, half for Python's workers.
+        cores: number of cores of this machine, if there is no master.
         log: file for the JVM's output, instead of the terminal.
-        settings: Spark's own settings, which take precedence.
         say: called with a note about a running Spark.
 
     Raises:
@@ -145,6 +132,7 @@ def spark_session(
     try:
         import pandas  # noqa: F401, ICN001  # which mapInArrow asks for
         from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
     except ImportError as error:
         need = missing_extra(error, "preproc")
@@ -167,39 +155,43 @@ def spark_session(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    starts_jvm = "PYSPARK_GATEWAY_PORT" not in os.environ  # which spark-submit sets
-    if not starts_jvm:
-        SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
+    master, hint, more = config.master, f"; see {log}", {}
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # the JVM of spark-submit, with its settings
+        SparkContext._ensure_initialized()
+        hint, more = "", {"spark.log.level": "WARN"}
+    else:
+        master = master or f"local[{cores}]"
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
-    ours = configuration(master, memory_gib, path)
-    for name, value in (ours if starts_jvm else ours | {"spark.log.level": "WARN"}).items():
+    for name, value in (configuration(master, config.memory_gib, path) | more).items():
         conf.setIfMissing(name, value)
-    conf.setAll([*(settings or {}).items()])
-    hint = f"; see {log}" if starts_jvm else ""
-    try:
-        with _standard_error_to(log):
-            context = SparkContext(conf=conf)
-    except Exception as error:  # py4j's, and the gateway's
-        cause = str(error_of(error)).partition(": ")[2]
-        raise EngineError(f"Spark did not start: {cause}{hint}") from error
-    python = context.getConf().get("spark.pyspark.python", context.pythonExec)
-    context.pythonExec = python or context.pythonExec
+    conf.setAll([(name, value) for name, _, value in (one.partition("=") for one in config.conf)])
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    made = [folder for folder in local if folder and not os.path.exists(folder)]
     try:
         try:
-            started = SparkSession(context)
-        except Exception as error:  # py4j's, after a master that does not answer
-            raise EngineError("Spark stopped while it started") from error
+            with open(log, "wb") as file:
+                gateway = SparkContext._gateway or launch_gateway(conf, {"stderr": file})
+            context = SparkContext(conf=conf, gateway=gateway)
+            python = context.getConf().get("spark.pyspark.python")
+            context.pythonExec = python or context.pythonExec
+            started = SparkSession(context)  # which fails after a master that does not answer
+        except Exception as error:  # py4j's, and the gateway's
+            cause = str(error_of(error)).partition(": ")[2]
+            raise EngineError(f"Spark did not start: {cause}") from error
         yield started
     except EngineError as error:
         raise EngineError(f"{error}{hint}") from error
     finally:
-        _stop(context)
+        _stop(SparkContext)
+        for folder in made:
+            with suppress(OSError):
+                os.rmdir(folder)
 
 
 def configuration(master: str | None, memory_gib: int, python_path: str) -> dict[str, str]:
-    """Returns Spark's settings for the arguments of `spark_session`."""
+    """Returns settings of Spark for a master; None is that of spark-submit."""
     memory = f"{max(memory_gib // 2, 1)}g"
     made = {
         "spark.driver.memory": memory,
@@ -207,7 +199,7 @@ def configuration(master: str | None, memory_gib: int, python_path: str) -> dict
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
     }
-    if re.fullmatch(r"local(\[.*\])?", master or ""):
+    if _is_here(master):
         made |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     else:
         made |= {"spark.executor.memory": memory}
@@ -221,28 +213,90 @@ def configuration(master: str | None, memory_gib: int, python_path: str) -> dict
     return made
 
 
-def _stop(spark: "SparkContext") -> None:
+def _stop(context: "type[SparkContext]") -> None:
     """Stops Spark and its JVM, which removes its last temporary files on exit."""
-    gateway = spark._gateway
-    assert gateway is not None  # present once a SparkContext has started
-    spark.stop()
-    if gateway.proc is None:
+    if context._active_spark_context is not None:
+        context._active_spark_context.stop()
+    if (gateway := context._gateway) is None or gateway.proc is None:
         return  # spark-submit started the JVM, and ends it
     gateway.shutdown()
     gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(timeout=30)
-    type(spark)._gateway = type(spark)._jvm = None  # so that another Spark can start
+    context._gateway = context._jvm = None  # so that another Spark can start
 
 
 @contextmanager
-def _standard_error_to(log: Path) -> Iterator[None]:
-    """Redirects the standard error of processes started in the block to a file."""
-    saved = os.dup(2)
-    try:
-        with open(log, "wb") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+def open_engine(
+    name: str,
+    cores: int,
+    spill: Path,
+    memory: int | None = None,
+    spark: SparkConfig | None = None,
+    output: Path | None = None,
+    say: Callable[[str], None] = print,
+    log: Path | None = None,
+) -> Iterator["Engine"]:
+    """Starts an engine, and stops it at the end of the block.
+
+    Args:
+        name: "local" for processes of this machine, or "spark".
+        cores: number of cores of this machine, for either engine.
+        spill: directory for what memory does not hold, of this machine's engine.
+        memory: bytes of memory of it for sums and sorting.
+        spark: the session of Spark; None is one with the defaults.
+        output: what executors write, if anything.
+        say: called with a line about Spark's pages, before the first task.
+        log: file of Spark's messages; by default beside the output, or in the working directory.
+
+    Raises:
+        ValueError: too many cores.
+        EngineError: Spark cannot be started, or an executor lacks the package.
+    """
+    check_processes("--cores", cores)
+    if name == "local":
+        from dlrm.preproc.duckdb_engine import local_engine
+
+        with local_engine(cores, spill, memory, forked=True) as engine:
+            yield engine
+        return
+    is_here = output is not None and not is_uri(origin_of(output))
+    folder = output.resolve().parent if output and is_here else Path.cwd()
+    log = log or folder / "spark.log"
+    with spark_session(spark or SparkConfig(), cores, log, say) as session:
+        yield session_engine(session, output, say)
+
+
+def reads_by_uri(values: Mapping[str, Any], output: Any) -> bool:
+    """Returns whether executors read input and write rows by URI, as they share no folder.
+
+    Args:
+        values: the flags of `SparkConfig`, and `engine`.
+        output: the output, or its copy in the cache.
+    """
+    if output is None or values["engine"] != "spark" or not is_uri(origin_of(output)):
+        return False
+    master, is_submitted = values["master"] or "local", "PYSPARK_GATEWAY_PORT" in os.environ
+    if "pyspark" in sys.modules or is_submitted:
+        from pyspark import SparkConf, SparkContext
+
+        if (running := SparkContext._active_spark_context) is not None:
+            master = running.master
+        elif values["master"] is None and is_submitted:
+            SparkContext._ensure_initialized()
+            master = SparkConf().get("spark.master", "local")
+    return not _is_here(master)
+
+
+@contextmanager
+def local_inputs(values: Values, names: Sequence[str], output: Path) -> Iterator[Values]:
+    """Has flags with paths in place of the URIs that executors read, within the block."""
+    if not reads_by_uri(values, output):
+        yield values
+        return
+    from dlrm.preproc.spark.stored_files import outlines
+
+    show_uris()
+    with outlines(Cache.of_flags(values), Uri.parse(origin_of(output))) as outlined:
+        found = {name: outlined(values[name], name) for name in names if values[name]}
+        yield values.without(settings_of(CacheConfig)).replaced(found)

@@ -7,8 +7,8 @@ from typing import Any
 
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.preproc.engines import open_engine
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.preproc.spark.session import open_engine
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.preproc.engines import SparkConfig
 from dlrm.preproc.spark.query import SparkQuery
+from dlrm.preproc.spark.session import SparkConfig
 from dlrm.settings import setting
 
 

@@ -67,8 +67,8 @@ def _open(values: Values) -> Scoring:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
-    from dlrm.preproc.engines import SparkConfig, open_engine
     from dlrm.preproc.errors import EngineError
+    from dlrm.preproc.spark.session import SparkConfig, open_engine
 
     fitted = predictor.row_transform
     output, spark = values["output"].resolve(), values.config(SparkConfig)

@@ -16,8 +16,8 @@ import sys
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.engines import reads_by_uri
 from dlrm.preproc.options import IncrementConfig, SplitConfig
+from dlrm.preproc.spark.session import reads_by_uri
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
 from dlrm.scripts.prepare.flags import INPUTS, CriteoConfig, PrepareConfig

@@ -13,12 +13,12 @@ from dlrm.files import check_outside
 from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc.duckdb_engine import skip_pandas
-from dlrm.preproc.engines import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.logs import prepare_logs
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.spark.query import SparkQuery
+from dlrm.preproc.spark.session import SparkConfig, local_inputs, open_engine
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.config import CacheConfig

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
-from dlrm.preproc.engines import ENGINES
 from dlrm.preproc.options import OUTPUT_FORMATS
+from dlrm.preproc.spark.session import ENGINES
 from dlrm.settings import REQUIRED, setting
 
 CRITEO = "criteo"
