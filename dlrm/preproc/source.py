@@ -83,6 +83,11 @@ class Part(Protocol):
     def size(self) -> int:
         """Bytes to read."""
 
+    def ranges(self) -> list[Any]:
+        """Returns the bytes that reading needs: file, begin and end, and of text whether to the end
+        of a line.
+        """
+
     def file_of(self, row: int) -> int:
         """Returns the number of the file of a row, given its index in the part."""
 

@@ -14,6 +14,7 @@ from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
 
 _BLOCK_BYTES = 1 << 20
+_BATCH_ROWS = 1 << 16  # of small files
 
 
 class FilePart(NamedTuple):
@@ -209,15 +210,25 @@ class JoinedPart(NamedTuple):
         if (made := self.parts[0].together(self.parts, columns, facts)) is not None:
             yield from made
             return
-        numbers: set[str] | None = None
-        for part in self.parts:
-            found: dict[str, Any] = {}
-            yield from part.read(columns, found)
-            if "numbers" in found:
-                of_part = set(found["numbers"])
-                numbers = of_part if numbers is None else numbers & of_part
-        if facts is not None and numbers is not None:
-            facts["numbers"] = sorted(numbers)
+        of_parts: list[dict[str, Any]] = [{} for _ in self.parts]
+        pairs = zip(self.parts, of_parts, strict=True)
+        yield from _together(b for part, found in pairs for b in part.read(columns, found))
+        numbers = [set(found["numbers"]) for found in of_parts if "numbers" in found]
+        if facts is not None and numbers:
+            facts["numbers"] = sorted(set.intersection(*numbers))
+
+
+def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches, of which consecutive small ones with one schema are one."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        rows = sum(one.num_rows for one in held) + batch.num_rows
+        if held and (rows > _BATCH_ROWS or not batch.schema.equals(held[0].schema, True)):
+            yield pa.concat_batches(held)
+            held = []
+        held.append(batch)
+    if held:
+        yield pa.concat_batches(held)
 
 
 def joined(

@@ -71,7 +71,7 @@ def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Ite
     from dlrm.preproc.spark.session import SparkConfig, open_engine
 
     fitted = predictor.row_transform
-    output, spark = values["output"].resolve(), values.config(SparkConfig)
+    output, spark = values["output"].resolve(), values.config(SparkConfig).for_queries
     make_directories(output.parent)
     cores = os.cpu_count() or 1
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:

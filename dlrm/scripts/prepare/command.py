@@ -111,6 +111,8 @@ def _options(values: Values, by_files: bool) -> TableOptions:
 def _engine(values: Values, output: Path):
     spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
     check_processes("--cores", cores)  # before anything is written
+    if values["spark_table"] or values["spark_sql"]:
+        spark = spark.for_queries
     memory = values.config(RunConfig).memory_bytes
     return lambda spill: open_engine(values["engine"], cores, spill, memory, spark, output)
 
