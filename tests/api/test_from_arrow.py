@@ -75,7 +75,7 @@ def of_parquet(tmp_path_factory):
 
 
 def fitted_files(dataset):
-    return contents(dataset, ".bin") | contents(dataset, ".npy") | contents(dataset, "table.json")
+    return contents(dataset, ".bin") | contents(dataset, ".npy") | contents(dataset, "transform.json")
 
 
 @pytest.mark.parametrize("kind", KINDS)

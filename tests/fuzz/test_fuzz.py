@@ -74,7 +74,7 @@ def manifest(path):
 def fitted(path):
     folder = path.parent / "transform"
     folder.mkdir(exist_ok=True)
-    (folder / "table.json").write_bytes(path.read_bytes())
+    (folder / "transform.json").write_bytes(path.read_bytes())
     Transform.load(folder)
 
 
@@ -233,7 +233,7 @@ def fitted_table():
     with tempfile.TemporaryDirectory() as folder:
         made = Transform(schema, [Fitted(0.5, 2.0)], [Identity(2)], [TEXT], ["0"], ["x", "c", "y"])
         made.save(folder)
-        return Path(folder, "table.json").read_bytes()
+        return Path(folder, "transform.json").read_bytes()
 
 
 def dictionaries(path):

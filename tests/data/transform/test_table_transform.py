@@ -309,7 +309,7 @@ WRONG = [None, -1, 1 << 70, "x", "0x1p5000", "nan", [], {}, True, 1.5, [None], {
 
 
 def test_no_entry_of_the_facts_can_end_in_anything_but_a_named_refusal(saved, tmp_path):
-    path = saved / "table.json"
+    path = saved / "transform.json"
     facts = json.loads(path.read_text())
     refused = 0
     for place in places(facts):
