@@ -253,7 +253,7 @@ def lists(path):
     for split in spec.splits:
         rows = spec.num_rows(split)
         for name, field in spec.lists.items():
-            found = ListColumn(spec, split, name, rows, None).read(0, rows)
+            found = ListColumn(spec, split, name, rows).read(0, rows)
             first_problem(found, field, spec.feature_spec[name]["cardinality"])
 
 

@@ -16,7 +16,8 @@ def transcode(folder, *flags):
 
 def read_back(directory, **config):
     """Returns numericals, ids and labels of each split, all rows at once."""
-    train, test, _ = open_datasets(DataConfig(dataset=str(directory), **config))
+    datasets = open_datasets(DataConfig(dataset=str(directory), **config))
+    train, test = datasets.train, datasets.test
     return {
         "train": [tensor.numpy() for tensor in train.batch(0)[:3]],
         "test": [tensor.numpy() for tensor in test.batch(0)[:3]],
