@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any, NamedTuple
 
@@ -26,13 +27,7 @@ _NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _SPARSE = re.compile(r"\s*[+-]?[\d.]+(\s+\d+(:\d+)?:[+-]?[\d.]+([eE][+-]?\d+)?)+\s*", re.ASCII)
 
 
-class _Dialect(NamedTuple):
-    """A way to divide the rows of a text, and those that have the width of the first."""
-
-    delimiter: str
-    quote: str | None
-    escape: str | None
-    rows: list[list[str]]
+Rows = list[list[str]]
 
 
 class Sniffed(NamedTuple):
@@ -86,71 +81,60 @@ def _encoding(samples: Sequence[bytes]) -> str | None:
 
 
 def _of_csv(file: TableFile, text: str, given: TextFormat) -> TextFormat:
-    """Returns a format that divides all rows of a text alike, or else nine of ten lines."""
+    """Returns the format that divides the rows of a text, as far as one does."""
     if all(_SPARSE.fullmatch(line) for line in text.split("\n")[:_MOST_LINES] if line.strip()):
         raise ValueError(
             f"{file.path}: expected a table, got rows of labels and INDEX:VALUE, as of libsvm; "
             "write each field as a column, or the indices and values as two columns of lists"
         )
     default = delimiter_of(file.path, given)
-    delimiters = [default] + [*DELIMITERS, "\x01"] * (given.delimiter is None)
-    if (found := _dialect(text, delimiters, given)) is None:
+    if (found := _fitting(text, given, default)) is None:
         first, _, rest = text.partition("\n")
-        if has_header(given) and _dialect(rest, delimiters, given) is not None:
+        if has_header(given) and _fitting(rest, given, default) is not None:
             raise ValueError(
                 f"{file.path}, line 1: expected the names of columns, got {shown_text(first)}; "
                 "remove the line, or write a line of names as wide as the rows below"
             )
         return given
-    delimiter, quote, escape, rows = found
-    marks = given.decimal, given.thousands
-    if marks == (None, None):
+    fitting, rows = found
+    if fitting.decimal is None and fitting.thousands is None:
         columns = zip(*rows[has_header(given) :][:_MOST_MARKED], strict=True)
         marks = _marks([[cell.strip().lower() for cell in column] for column in columns])
-    named = given.delimiter if delimiter == default else delimiter
-    return TextFormat((), None, named, quote, escape, given.encoding, *marks)
+        fitting = replace(fitting, decimal=marks[0], thousands=marks[1])
+    return fitting
 
 
-def _dialect(text: str, delimiters: Sequence[str], given: TextFormat) -> _Dialect | None:
-    """Returns the first delimiter and quotes that divide all rows alike, or nine of ten."""
-    quotings: list[tuple[str | None, str | None]] = [(given.quote, given.escape)]
-    if given.quote is None and given.escape is None:
-        quotings = [(None, None), (None, "\\"), (NONE, None)]
+def _fitting(text: str, given: TextFormat, default: str) -> tuple[TextFormat, Rows] | None:
+    """Returns the first format that divides all rows alike, or nine of ten, and these rows."""
     nearly = None
-    for delimiter in delimiters:
-        tabs = delimiter == "\t" and len(quotings) > 1  # whose quotes are mostly part of the text
-        for quote, escape in [(NONE, None), *quotings] if tabs else quotings:
+    for delimiter in [default] if given.delimiter else [default, *DELIMITERS, "\x01"]:
+        quotings, tabs = [(given.quote, given.escape)], False
+        if given.quote is None and given.escape is None:
+            quotings, tabs = [(None, None), (None, "\\"), (NONE, None)], delimiter == "\t"
+        for quote, escape in [(NONE, None)] * tabs + quotings:  # of which quotes are mostly text
             rows, whole = _records(text, delimiter, quote, escape)
             alike = [row for row in rows if len(row) == len(rows[0])]
             if not rows or len(rows[0]) < 2 or (tabs and quote == NONE and _enclosed(alike)):
                 continue
-            found = _Dialect(delimiter, quote, escape, alike)
+            named = given.delimiter if delimiter == default else delimiter
+            found = replace(given, delimiter=named, quote=quote, escape=escape), alike
             if whole and len(alike) == len(rows):
                 return found
-            if (quote, escape) == quotings[0] and len(alike) >= 0.9 * len(rows):
+            if quote != NONE and escape is None and len(alike) >= 0.9 * len(rows):
                 nearly = nearly or found
     return nearly
 
 
-def _records(
-    text: str, delimiter: str, quote: str | None, escape: str | None
-) -> tuple[list[list[str]], bool]:
+def _records(text: str, delimiter: str, quote: str | None, escape: str | None) -> tuple[Rows, bool]:
     """Returns the first rows of a text, and whether nothing but its end is no row."""
     lines, rows = io.StringIO(text, newline=""), list[list[str]]()
-    options: dict[str, Any] = {"escapechar": None if escape == NONE else escape}
+    options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
     options["quoting"] = csv.QUOTE_NONE if quote == NONE else csv.QUOTE_MINIMAL
-    quotechar = '"' if quote in (None, NONE) else quote
-    reader = csv.reader(
-        lines,
-        delimiter=delimiter,
-        quotechar=quotechar,
-        strict=True,
-        doublequote=escape in (None, NONE),
-        skipinitialspace=True,
-        **options,
-    )
+    options["quotechar"] = '"' if quote in (None, NONE) else quote
+    if escape not in (None, NONE):
+        options |= {"escapechar": escape, "doublequote": False}
     try:
-        rows.extend(row for row in islice(reader, _MOST_ROWS) if row)
+        rows.extend(row for row in islice(csv.reader(lines, **options), _MOST_ROWS) if row)
     except csv.Error:
         return rows, len(text) > _BEGINNING // 4 and text.count("\n") - len(rows) < _MOST_LINES
     return rows, True
