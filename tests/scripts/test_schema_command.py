@@ -172,12 +172,14 @@ def drafted(tmp_path, files, *words):
 
 
 def test_the_format_needs_no_flags_later(tmp_path):
-    rows = "".join(f"{i % 9};{i % 50},5;Zürich {i % 7};{i % 2}\n" for i in range(200))
+    rows = "".join(f"{i % 9};{i % 50},5;Zürich {i % 7};{i % 2}\n" for i in range(199))
+    rows += "7;2.000,0;Basel;1\n"
     content = ("shop;price;city;y\n" + rows).encode("latin-1")
     out, text = drafted(tmp_path, {"a.csv": content})
-    assert out.startswith("format:      delimiter ';', encoding 'latin-1', decimal ',' (from the ")
+    assert out.startswith("format:      delimiter ';', encoding 'latin-1', decimal ',', thousands")
     assert "the encoding is in doubt" in out
-    assert "format: {delimiter: ;, encoding: latin-1, decimal: ','}" in text
+    assert "format: {delimiter: ;, encoding: latin-1, decimal: ',', thousands: .}" in text
+    assert ", 0.5 .. 2000; a number" in text
     assert Schema.load(tmp_path / "schema.yaml").numerical_names == ["price"]
     module, *flags = shlex.split(out.splitlines()[-1])
     forked.call(module, *flags, "--cores=1", code=0)

@@ -86,16 +86,14 @@ class Summary:
             values, codes = dictionary_encoded(name, array)
             self.not_a_number = int(np.count_nonzero(codes < 0)) - array.null_count
             if self.kind == TEXT:
-                values, codes = self._merged(values, codes)
-                numbers = _numbers_of(values, text)
+                values, codes = self._merged(values, codes, text)
+                numbers = _numbers_of(values)
+            elif self.kind == TIMES:
+                self.is_time, self.zoned = True, getattr(values.type, "tz", None) is not None
+                times = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+                numbers = _numpy(times).astype(np.float64)
             else:
-                self.is_time = self.kind == TIMES
-                self.zoned = getattr(values.type, "tz", None) is not None
-                plain = (
-                    values.cast(pa.timestamp("us"), safe=False) if self.kind == TIMES else values
-                )
-                plain = plain.cast(pa.int64()) if self.is_time else plain
-                numbers = _numpy(plain.cast(pa.float64(), safe=False))
+                numbers = _numpy(values.cast(pa.float64(), safe=False))
             self.missing = codes < 0
             counts = np.bincount(codes[~self.missing], minlength=len(values))
             positives = np.bincount(codes[~self.missing & positive], minlength=len(values))
@@ -106,11 +104,15 @@ class Summary:
             self._note_forms()
         self._absent = [np.count_nonzero(self.missing), np.count_nonzero(self.missing & positive)]
 
-    def _merged(self, values: pa.Array, codes: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    def _merged(
+        self, values: pa.Array, codes: np.ndarray, text: TextFormat | None
+    ) -> tuple[pa.Array, np.ndarray]:
         """Returns texts without blanks and fractions of 0, and the index of each row's, or -1."""
         texts, problems = utf_8(values)
         self.not_utf_8 = next(iter(problems.values()), None)
         texts = pc.utf8_trim_whitespace(as_text(texts))
+        if text is not None and text.has_marks:
+            texts = pa.array(map(text.plain_number, texts.to_pylist()), texts.type)
         floats = texts.filter(pc.match_substring_regex(texts, _NUMBER))
         floats = _numpy(floats.filter(pc.match_substring_regex(floats, "[.eE]")).cast(pa.float64()))
         self.inexact = FLOAT64_BITS * bool(are_inexact(floats, FLOAT64_BITS).any())
@@ -182,10 +184,8 @@ class Summary:
         return Signal(max(by_value, by_order), clear, ordered, pure)
 
 
-def _numbers_of(texts: pa.Array, text: TextFormat | None) -> np.ndarray:
+def _numbers_of(texts: pa.Array) -> np.ndarray:
     """Returns the numbers of texts, NaN for others."""
-    if text is not None and text.has_marks:
-        texts = pa.array(map(text.plain_number, texts.to_pylist()), texts.type)
     texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
     numbers = _numpy(pc.replace_substring_regex(texts, r"^\+", "").cast(pa.float64()))
     return np.where(np.isinf(numbers), np.nan, numbers)

@@ -109,6 +109,9 @@ def test_names_say_what_numbers_cannot():
     for name in ("I10", "hours_per_week"):
         assert field(result, name) == NumericalField(name)
     assert result.comments["zip"].endswith("an id by its name")
+    assert result.comments["day"].endswith("part of a date by its name")
+    gapless = drafted(xyz=RANDOM.permutation(np.arange(ROWS) // 2)).comments["xyz"]
+    assert gapless.endswith("an id by its values: numbers without gaps")
 
 
 def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
