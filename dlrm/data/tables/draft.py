@@ -44,7 +44,6 @@ class Fields:
     """The fields that columns become, and observations.
 
     Attributes:
-        taken: the names of all columns.
         numerical, categorical, time: the fields.
         comments: column -> observations.
         left_out: column -> reason why no field uses it.
@@ -54,7 +53,6 @@ class Fields:
         inexact: category of floats that need not be exact, which prepare refuses -> what to do.
     """
 
-    taken: set[str]
     numerical: list[NumericalField] = field(default_factory=list)
     categorical: list[CategoricalField] = field(default_factory=list)
     time: TimeField | None = None
@@ -65,8 +63,8 @@ class Fields:
     leaks: dict[str, str] = field(default_factory=dict)
     inexact: dict[str, str] = field(default_factory=dict)
 
-    def add(self, summary: Summary) -> None:
-        """Makes fields of a column, or leaves it out."""
+    def add(self, summary: Summary, columns: Collection[str]) -> None:
+        """Makes fields of a column, or leaves it out; `columns` are the names of all."""
         name, why = summary.name, fields.useless(summary)
         if why is None and (found := fields.time_of(summary)) is not None:
             if self.time is not None:
@@ -82,7 +80,7 @@ class Fields:
         column, notes = summary.items or summary, list[str]()
         reason, uses = ("", {ID}) if summary.items else fields.uses(summary)
         if NUMBER in uses and ID in uses:
-            if f"{name}_number" in self.taken:
+            if f"{name}_number" in columns:
                 uses = {ID}
             else:
                 self.in_doubt += (name,)
@@ -171,22 +169,19 @@ def draft(
 ) -> Draft:
     """Drafts a schema from the first rows of a table.
 
-    Text that is all numbers is read as numbers, except texts such as "?" and "NA", which become
-    `missing_values` of that field. Then the first rule that fits decides:
+    Text of numbers is read as numbers; texts such as "?" and "NA" become `missing_values` of that
+    field. Then the first rule that fits decides:
 
-    * Columns with fewer than two values, of maps, of lists of lists or lists printed as text, of
-      lists of fractions, which may be weights, and of text or ids that are distinct in every row,
-      are left out; and those of two values that tell the label in every row.
-    * Lists, except for text of CSV, are list fields of the longest length.
+    * Columns with fewer than two values, infinite ones, nested ones, lists printed as text or of
+      fractions, and text or ids that are distinct in every row, are left out; and those of two
+      values that tell the label in every row. Other lists are list fields of the longest length.
     * Timestamps, text in ISO 8601, numbers that count from 1970 and numbers such as 14102100 (of
-      the form %y%m%d%H), both with a name to match, are times. The first such column is `time`;
-      others are left out.
-    * Booleans and text are categorical, and numbers with a leading zero.
-    * Numbers with a fraction are numerical; with infinite values they are left out.
-    * Whole numbers, including whole floats, are categorical if the name says that they are ids
-      (`user_id`, `brand`, `c7`; see `dlrm.data.tables.names`) or a part of a date (`hour`), if they
-      have up to 12 values or are beyond 2^53; and numerical if the name says so (`price`, `i7`),
-      or if they are float32 beyond 2^24, or float16 beyond 2^11, which are no exact ids.
+      the form %y%m%d%H), both with a name to match, are times. The first such column is `time`.
+    * Booleans and text are categorical, and numbers with a leading zero; fractions are numerical.
+    * Whole numbers are categorical if the name says that they are ids (`user_id`, `brand`, `c7`;
+      see `dlrm.data.tables.names`) or a part of a date (`hour`), if they have up to 12 values or
+      are beyond 2^53; and numerical if the name says so (`price`, `i7`), or if they are float32
+      beyond 2^24, or float16 beyond 2^11, which are no exact ids.
     * Of other whole numbers, those whose order tells most of what their values tell about the label
       are numerical. More than 1000 without gaps are categorical. Those with values below 0, or that
       mostly occur once, are numerical. Those whose values tell more than their order are
@@ -222,7 +217,7 @@ def draft(
     columns = {name: Summary(name, table[name], are_positive, text) for name in table.column_names}
     said, why = _label(columns[label], labels, positive, whole)
     left_out |= {} if seen is None else seen.left_out
-    made = Fields(taken=set(columns), left_out=left_out)
+    made = Fields(left_out=left_out)
     made.comments[label] = one_line(why)
     for name in groups:
         advice = "fill it, with a text such as none, or leave the column out of --groups"
@@ -241,7 +236,7 @@ def draft(
         made.time, made.comments[time] = found
     for name, summary in columns.items():
         if name not in (label, weight, time, *made.left_out):
-            made.add(summary)
+            made.add(summary, columns)
     made.left_out.pop(label, None)
     if not made.numerical and not made.categorical:
         reasons = "; ".join(f"{shown_name(name)}: {why}" for name, why in made.left_out.items())
