@@ -28,7 +28,7 @@ from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.prefetch import prefetch
-from dlrm.data.verification import MEMORY
+from dlrm.data.verification import STAMP
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.config import OptimizerConfig
@@ -105,7 +105,7 @@ def main() -> None:
         task = Recommendation(DLRMConfig(_TABLE_SIZES, 13, 16, (128, 64, 16), (256, 128, 1)))
         read_seconds(directory, "never")  # fills the page cache
         for _ in range(options.rounds):
-            (directory / MEMORY).unlink(missing_ok=True)
+            (directory / STAMP).unlink(missing_ok=True)
             for name, mode in (("never", "never"), ("first run", "first"), ("later", "first")):
                 found.setdefault(name, []).append(read_seconds(directory, mode))
             found.setdefault("training", []).append(train_seconds(task, train))

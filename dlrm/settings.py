@@ -36,9 +36,13 @@ class Setting:
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value, or an item of a list, that the setting does not take."""
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if item is not None and not self._takes(item):
-                raise ValueError(f"--{name} {_listed(value)}: expected {self._expected()}")
+        if not self.takes(value):
+            raise ValueError(f"--{name} {_listed(value)}: expected {self.expected}")
+
+    def takes(self, value: Any) -> bool:
+        """Returns whether a value, or every item of a list, is one that the setting takes."""
+        items = value if isinstance(value, list | tuple) else [value]
+        return all(item is None or self._takes(item) for item in items)
 
     def _takes(self, value: Any) -> bool:
         if self.choices is not None:
@@ -53,7 +57,9 @@ class Setting:
             and (self.below is None or value < self.below)
         )
 
-    def _expected(self) -> str:
+    @property
+    def expected(self) -> str:
+        """Returns what the setting takes, in words."""
         if self.choices is not None:
             return f"one of {', '.join(self.choices)}"
         bounds = {

@@ -1,7 +1,7 @@
 """Writes what follows from code and pages: flags, the Python API, its tables, and a notebook.
 
-python docs/generate.py            writes commands, flags, python, transforms and metrics.md,
-                                   systems.md, and the notebook of the tutorial
+python docs/generate.py            writes commands, flags, schema, python, transforms and
+                                   metrics.md, systems.md, and the notebook of the tutorial
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -24,6 +24,9 @@ import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.api.training import SETTINGS
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.transform.entries import FIELDS
+from dlrm.data.transform.fields import Label, TimeField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
@@ -31,6 +34,7 @@ from dlrm.published.rows import DOCUMENTS, RULES, select
 from dlrm.scripts.commands import COMMANDS, run
 from dlrm.serving.judged import Judged
 from dlrm.serving.predictor import Predictor
+from dlrm.settings import defaults_of, settings_of
 from dlrm.tasks.click_task import ClickTask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
-    pages |= {"metrics": metrics_page, "commands": commands_page}
+    pages |= {"metrics": metrics_page, "commands": commands_page, "schema": schema_page}
     files = {REFERENCE / f"{name}.md": page for name, page in pages.items()}
     files[ROOT / "docs" / "systems.md"] = systems_page
     tutorial = ROOT / "docs" / "tutorial.md"
@@ -183,6 +187,23 @@ def transforms_page() -> str:
     for name, one in NUMERIC_TRANSFORMS.items():
         parts.append(f"| `{name}` | {_cell(one.meaning)} | {_cell(_docstring(type(one)))} |")
     return "\n".join(parts) + "\n"
+
+
+def schema_page() -> str:
+    """Returns the page of the entries of `schema.yaml`."""
+    parts = ["# Entries of schema.yaml\n", _STATE.format("schema's fields")]
+    kinds = {"label": Label, **FIELDS, "time": TimeField, "format": TextFormat}
+    for name, kind in kinds.items():
+        parts.append(f"## {name}\n\n{_docstring(kind).splitlines()[0]}\n")
+        parts.append("| entry | default | meaning |\n|---|---|---|")
+        defaults = defaults_of(kind)
+        for entry, own in settings_of(kind).items():
+            default = defaults.get(entry)
+            shown = "" if default in (None, ()) else str(default).lower() * (default is not False)
+            choices = f" (one of {', '.join(own.choices)})" if own.choices else ""
+            parts.append(f"| `{entry}` | {_code(shown)} | {_cell(own.help)}{choices} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def metrics_page() -> str:

@@ -141,7 +141,8 @@ def _columns(
         if feature in spec.lists:
             weights = fitted.fields[i].weights if fitted is not None else None
             weights = weights or f"{name}_weights"
-            column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
+            column = ListColumn(spec, split, feature, spec.num_rows(split))
+            verifier.check(filter(None, column.files))
             columns.append(_lists(column, name, weights, size, kind, decode))
             continue
         path, limits = spec.file(split, feature), (f"an id within 0-{size - 1}", size - 1)
@@ -195,11 +196,10 @@ def _file(
             any numbers.
     """
     layout.check_rows(path, rows, width := dtype.itemsize)
-    content, check = map_file(path, np.uint8), verifier.open(path)
+    verifier.check([path])
+    content = map_file(path, np.uint8)
 
     def read(begin: int, end: int) -> list[pa.Array]:
-        if check is not None:
-            check.touch(begin * width, end * width)
         values = np.frombuffer(content[begin * width : end * width].data, dtype)
         if limits and (wrong := (values < 0) | (values > limits[1])).any():
             row = int(wrong.argmax())

@@ -108,7 +108,7 @@ class ImageDataset:
     ) -> None:
         directory = Path(directory)
         contents = image_layout.read_contents(directory, allow_links)
-        self._verifier = Verifier(directory, image_layout.KIND, verify_data, allow_links)
+        verifier = Verifier(directory, image_layout.KIND, verify_data, allow_links)
         if split not in contents.splits:
             raise FileNotFoundError(
                 f"{directory}: expected a split {split}, has {', '.join(contents.splits)}"
@@ -120,8 +120,7 @@ class ImageDataset:
         self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._images, labels = [], [np.empty(0, image_layout.LABEL_DTYPE)]
         files = [image_layout.shard_files(directory, split, n) for n in range(len(counts))]
-        self._verifier.check(labels_file for _, labels_file in files)
-        self._checked = [self._verifier.open(images_file) for images_file, _ in files]
+        verifier.check(path for pair in files for path in pair)
         for shard in range(len(counts)):
             images, labels_of_shard = image_layout.open_shard(directory, contents, split, shard)
             self._images.append(images)
@@ -133,8 +132,6 @@ class ImageDataset:
         images = np.empty((len(rows), image_layout.CHANNELS, self.size, self.size), np.uint8)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for place, (shard, row) in enumerate(zip(shards, rows - self._starts[shards], strict=True)):
-            if file := self._checked[shard]:
-                file.touch(row * images[0].nbytes, (row + 1) * images[0].nbytes)
             images[place] = self._images[shard][row]
         return torch.from_numpy(images), torch.from_numpy(self._labels[rows].astype(np.int64))
 

@@ -87,7 +87,7 @@ def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
     theirs = trained_by_the_command(dataset, {**SETTINGS, **MIXED}, tmp_path)
     for name in ("dense.safetensors", "average.safetensors", "tables/0.bin", "tables/3.bin"):
         assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
-    fitted = json.loads((dataset.path / "transform" / "table.json").read_text())["numerical"][0]
+    fitted = json.loads((dataset.path / "transform" / "transform.json").read_text())["numerical"][0]
     mean, deviation = (float.fromhex(fitted[name]) for name in ("mean", "deviation"))
     raw = np.array([float.fromhex(edge) for edge in fitted["edges"]])
     assert len(raw) == 9

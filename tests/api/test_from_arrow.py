@@ -75,7 +75,8 @@ def of_parquet(tmp_path_factory):
 
 
 def fitted_files(dataset):
-    return contents(dataset, ".bin") | contents(dataset, ".npy") | contents(dataset, "table.json")
+    suffixes = (".bin", ".npy", "transform.json")
+    return {k: v for suffix in suffixes for k, v in contents(dataset, suffix).items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -181,20 +181,20 @@ def test_a_model_scores_in_a_pool_of_processes(model, later):
 
 def test_columns_have_roles_in_a_draft_and_those_that_leak_are_named():
     frame = rows_of(1)
-    cart = frame.click & (np.arange(ROWS) % 3 > 0)
+    cart = frame.click & (np.arange(ROWS) % 50 > 0)
     frame = frame.assign(cart=cart, answer=np.where(frame.click, "good", "bad"), weight=1.5)
     frame = frame.drop(columns="click").rename(columns={"time": "seen"})
     given = {"positive": "good", "weight": "weight", "groups": "user_id", "time": "seen"}
     settings = {**SETTINGS, "max_steps": 2, "embedding_dim": 4}
-    leaks = "used cart, which tells the label in some rows; print.model.draft.text... shows it"
+    leaks = "used cart, which nearly tells the label; print.model.draft.text... shows it"
     with pytest.warns(UserWarning, match=leaks) as warned:
         model = dlrm.fit(frame, label="answer", **given, **settings)
     assert warned[0].filename == __file__
     schema = model.draft.schema
     assert schema.label.positive == "good"
     assert (schema.weight, schema.groups, schema.time.column) == ("weight", ("user_id",), "seen")
-    assert "tells the label in 66" in model.draft.text()
-    assert "draft: used cart, which tells the label in some rows" in str(model)
+    assert "nearly tells the label (96" in model.draft.text()
+    assert "draft: used cart, which nearly tells the label" in str(model)
     assert "time: seen" in str(model)
 
 

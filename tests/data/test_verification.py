@@ -4,18 +4,19 @@ import fcntl
 import json
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
+from dlrm.data import verification
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.verification import MEMORY, Verifier
+from dlrm.data.verification import STAMP
 from dlrm.manifest import BLOCK_BYTES, sealed_json
 
 ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and part of a third
@@ -60,7 +61,7 @@ def read_all(directory, **options):
     """Reads every batch of every split, like a run."""
     options = {"batch_size": 50_000, "test_batch_size": 50_000, **options}
     datasets = open_datasets(DataConfig(dataset=str(directory), **options))
-    for split in filter(None, datasets):
+    for split in datasets.named().values():
         for index in range(len(split)):
             split.batch(index)
     return datasets
@@ -81,20 +82,20 @@ def test_a_flipped_bit_is_named_unless_nobody_wants_to_know(dataset, name):
         read_all(dataset, verify_data="never")
 
 
-def test_a_block_is_compared_when_it_is_first_read(large, tmp_path):
+def test_a_damaged_block_of_a_large_file_is_named_before_the_first_batch(large, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))
+    shutil.copytree(large, copy, ignore=shutil.ignore_patterns(STAMP))
     flip(copy / "train/cat_0.bin", BLOCK_BYTES + 4)
-    train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
-    train.batch(0)  # in the first block, which is intact
+    datasets = open_datasets(DataConfig(dataset=str(copy), batch_size=1000))
     message = f"cat_0.bin: bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES - 1}: expected CRC-32"
     with pytest.raises(ValueError, match=message):
-        train.batch(BLOCK_BYTES // 4 // 1000 + 1)
+        datasets.train.batch(0)
+    datasets.test.batch(0)  # of intact files
 
 
 def test_what_was_compared_is_remembered_and_not_compared_again(dataset):
     read_all(dataset)  # a completed run
-    assert (dataset / MEMORY).is_file()
+    assert (dataset / STAMP).is_file()
     flip(dataset / "train/cat_0.bin", 20, keep_time=True)  # found only by reading
     read_all(dataset)
     with pytest.raises(ValueError, match="train/cat_0.bin"):
@@ -104,46 +105,22 @@ def test_what_was_compared_is_remembered_and_not_compared_again(dataset):
         read_all(dataset)
 
 
-def test_a_file_that_changes_after_it_was_compared_is_compared_anew(dataset):
-    datasets = read_all(dataset)
-    flip(dataset / "train/cat_0.bin", 20)
-    del datasets  # the run ends and records what it compared
-    with pytest.raises(ValueError, match="train/cat_0.bin"):
-        read_all(dataset)
-
-
-def test_blocks_that_were_not_read_are_not_remembered(large, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))
-    for index in (0, -1):  # two runs, each reading one end of the data
-        train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
-        train.batch(index % len(train))
-        del train
-    path = copy / "train/numerical.bin"
-    for place in (0, -1, path.stat().st_size // 2):
-        flip(path, place, keep_time=True)
-    train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
-    train.batch(0)
-    train.batch(len(train) - 1)
-    with pytest.raises(ValueError, match="numerical.bin: bytes 4194304 to 8388607: expected CRC"):
-        train.batch(len(train) // 2)
-
-
 def test_a_damaged_memory_is_as_none(dataset):
     read_all(dataset)
-    whole = json.loads((dataset / MEMORY).read_text())
-    odd = {name: [*entry[:-1], "-1" * 9] for name, entry in whole.items() if name != "own_crc32"}
-    many = {name: [*entry[:-1], "f" * 99] for name, entry in whole.items() if name != "own_crc32"}
-    damaged = ("", "[]", '{"train/label.bin": [1, 2]}', '{"train/label.bin": 5}', "[" * 100_000)
-    for content in (*damaged, sealed_json(odd), sealed_json(many)):
-        (dataset / MEMORY).write_text(content)
-        read_all(dataset)
+    whole = json.loads((dataset / STAMP).read_text())
+    whole["train/cat_0.bin"] = 5
+    damaged = ("", "[]", '{"train/cat_0.bin": 5}', "[" * 100_000)
+    flip(dataset / "train/cat_0.bin", 20, keep_time=True)
+    for content in (*damaged, sealed_json(whole)):
+        (dataset / STAMP).write_text(content)
+        with pytest.raises(ValueError, match="train/cat_0.bin"):
+            read_all(dataset)
 
 
 def test_a_read_only_dataset_is_remembered_in_the_cache(dataset, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
-    (dataset / MEMORY).mkdir()  # a file cannot replace it
+    (dataset / STAMP).mkdir()  # a file cannot replace it
     read_all(dataset)
     (remembered,) = home.rglob("*.json")
     assert "train/label.bin" in json.loads(remembered.read_text())
@@ -158,24 +135,18 @@ def test_a_dataset_without_a_manifest_has_nothing_to_compare(dataset):
     assert sorted(dataset.rglob("*")) == before
 
 
-def test_threads_that_read_at_once_compare_what_they_read(dataset):
-    verifier = Verifier(dataset, layout.KIND, "always")
-    file = verifier.open(dataset / "train/cat_0.bin")
-    threads = [threading.Thread(target=file.touch_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert verifier.open(dataset / "train/cat_0.bin") is None
-
-
-def test_a_file_that_is_replaced_before_it_was_read_is_named(dataset):
+def test_threads_that_read_at_once_wait_for_one_comparison(dataset, monkeypatch):
+    compared = []
+    check = verification.check_files
+    monkeypatch.setattr(
+        verification, "check_files", lambda *args: (compared.append(args[1]), check(*args))
+    )
     train = open_datasets(DataConfig(dataset=str(dataset), batch_size=SMALL)).train
-    path = dataset / "train/cat_0.bin"
-    shutil.copy(path, dataset / "other")
-    (dataset / "other").replace(path)  # the old file stays mapped
-    with pytest.raises(ValueError, match=r"cat_0\.bin: was replaced"):
-        train.batch(0)
+    compared.clear()  # those of the description
+    with ThreadPoolExecutor(8) as pool:
+        batches = list(pool.map(train.batch, [0] * 8))
+    assert len(batches) == 8
+    assert [len(files) for files in compared] == [4]
 
 
 def test_a_specification_in_another_folder_is_of_the_dataset_there(dataset, tmp_path):
@@ -206,11 +177,15 @@ def test_a_manifest_that_leaves_something_unchecked_is_refused(dataset, change, 
         read_all(dataset)
 
 
-def test_nobody_waits_long_for_what_is_only_a_note(dataset):
+def test_a_process_waits_for_another_that_compares(dataset):
     holder = os.open(dataset, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    read_all(dataset)
-    os.close(holder)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_all, dataset)
+        with pytest.raises(TimeoutError):
+            reading.result(0.3)
+        os.close(holder)
+        reading.result()
 
 
 def test_a_user_without_a_home_can_read(dataset, monkeypatch):
@@ -219,7 +194,7 @@ def test_a_user_without_a_home_can_read(dataset, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.expanduser", none)
     read_all(dataset)
-    assert (dataset / MEMORY).is_file()
+    assert (dataset / STAMP).is_file()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

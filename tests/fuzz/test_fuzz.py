@@ -76,7 +76,7 @@ def manifest(path):
 def fitted(path):
     folder = path.parent / "transform"
     folder.mkdir(exist_ok=True)
-    (folder / "table.json").write_bytes(path.read_bytes())
+    (folder / "transform.json").write_bytes(path.read_bytes())
     Transform.load(folder)
 
 
@@ -235,7 +235,7 @@ def fitted_table():
     with tempfile.TemporaryDirectory() as folder:
         made = Transform(schema, [Fitted(0.5, 2.0)], [Identity(2)], [TEXT], ["0"], ["x", "c", "y"])
         made.save(folder)
-        return Path(folder, "table.json").read_bytes()
+        return Path(folder, "transform.json").read_bytes()
 
 
 def dictionaries(path):
@@ -255,7 +255,7 @@ def lists(path):
     for split in spec.splits:
         rows = spec.num_rows(split)
         for name, field in spec.lists.items():
-            found = ListColumn(spec, split, name, rows, None).read(0, rows)
+            found = ListColumn(spec, split, name, rows).read(0, rows)
             first_problem(found, field, spec.feature_spec[name]["cardinality"])
 
 

@@ -166,7 +166,8 @@ def transcode(folder, *flags):
 
 def read_back(directory, **config):
     """Returns numericals, ids and labels of each split, all rows at once."""
-    train, test, validation = open_datasets(DataConfig(dataset=str(directory), **config))
+    datasets = open_datasets(DataConfig(dataset=str(directory), **config))
+    train, test, validation = datasets.train, datasets.test, datasets.validation
     found = {"train": train, "test": test, "validation": validation}
     return {name: [part.tolist() for part in data.batch(0)[:3]] for name, data in found.items()}
 

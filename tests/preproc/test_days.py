@@ -208,7 +208,7 @@ def test_limits_may_change(two, tmp_path):
     assert set(small(3)["user"]) - {None} <= set(fitted.dictionaries[1].values())
 
 
-@pytest.mark.parametrize("name", ["transform/dictionary_0.npy", "transform/table.json"])
+@pytest.mark.parametrize("name", ["transform/dictionary_0.npy", "transform/transform.json"])
 def test_a_damaged_parent_is_named(name, two, tmp_path):
     shutil.copytree(two / "2", tmp_path / "2")
     content = bytearray((tmp_path / "2" / name).read_bytes())

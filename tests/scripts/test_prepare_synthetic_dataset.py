@@ -30,7 +30,8 @@ def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):
         "--synthetic_ids=power_law",
     )
     assert done.returncode == 0, done.stderr
-    train, test, _ = open_datasets(DataConfig(dataset=str(tmp_path / "data")))
+    datasets = open_datasets(DataConfig(dataset=str(tmp_path / "data")))
+    train, test = datasets.train, datasets.test
     assert (train.num_samples, test.num_samples) == (500, 500)
     assert [len(labels) for labels, *_ in read_as_nvidia(tmp_path / "data").values()] == [500, 500]
     assert (train.table_sizes, train.num_numerical) == ([10, 2000], 3)

@@ -46,10 +46,10 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
 
 
 def test_what_is_in_doubt_and_lines_that_are_no_rows_are_printed(tmp_path):
-    rows = [f'"{i % 37},49",{i % 2}' for i in range(400)]
+    rows = [f'"{i % 37},490",{i % 2}' for i in range(400)]
     (tmp_path / "rows.csv").write_text("\n".join(["price,y", *rows[:300], "1,2,3", *rows[300:]]))
     done = forked.call("dlrm.scripts.schema", "--input=rows.csv", "--label=y", code=0)
-    assert "in doubt:    price, numbers in disguise, such as '0,49': --decimal and" in done.stdout
+    assert "in doubt:    price, numbers in disguise, such as '0,490': --decimal and" in done.stdout
     assert "skipped 1 row that cannot be read; the first: line 302, expected 2" in done.stdout
     assert "drafted from all 400 rows" in done.stdout
     assert "--bad_lines=quarantine" in done.stdout.splitlines()[-1]
@@ -172,12 +172,14 @@ def drafted(tmp_path, files, *words):
 
 
 def test_the_format_needs_no_flags_later(tmp_path):
-    rows = "".join(f"{i % 9};{i % 50},5;Zürich {i % 7};{i % 2}\n" for i in range(200))
+    rows = "".join(f"{i % 9};{i % 50},5;Zürich {i % 7};{i % 2}\n" for i in range(199))
+    rows += "7;2.000,0;Basel;1\n"
     content = ("shop;price;city;y\n" + rows).encode("latin-1")
     out, text = drafted(tmp_path, {"a.csv": content})
-    assert out.startswith("format:      delimiter ';', encoding 'latin-1', decimal ',' (from the ")
+    assert out.startswith("format:      delimiter ';', encoding 'latin-1', decimal ',', thousands")
     assert "the encoding is in doubt" in out
-    assert "format: {delimiter: ;, encoding: latin-1, decimal: ','}" in text
+    assert "format: {delimiter: ;, encoding: latin-1, decimal: ',', thousands: .}" in text
+    assert ", 0.5 .. 2000; a number" in text
     assert Schema.load(tmp_path / "schema.yaml").numerical_names == ["price"]
     module, *flags = shlex.split(out.splitlines()[-1])
     forked.call(module, *flags, "--cores=1", code=0)

@@ -262,7 +262,8 @@ def numbered(tmp_path_factory):
 def rows_of(directory):
     """Checks the columns of a part's splits; returns their row numbers."""
     found = []
-    for dataset in open_datasets(DataConfig(dataset=str(directory)))[:2]:
+    datasets = open_datasets(DataConfig(dataset=str(directory)))
+    for dataset in (datasets.train, datasets.test):
         batch = dataset.batch(0)
         lengths = batch.lengths.numpy()
         ends = np.cumsum(lengths.sum(1))

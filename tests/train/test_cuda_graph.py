@@ -64,7 +64,8 @@ def train(
     torch.manual_seed(0)
     task = Recommendation(model, world, dtype, seed=3, recorder=recorder)
     shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
-    train_set, test_set, _ = open_datasets(data, shard)
+    datasets = open_datasets(data, shard)
+    train_set, test_set = datasets.train, datasets.test
     trainer = Trainer(
         task,
         optimizers=task.optimizers(OptimizerConfig(tables, mlps)),

@@ -1,7 +1,8 @@
 """Opens the dataset of clicks that a configuration names."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ListField
@@ -15,14 +16,9 @@ from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import Verifier
 
 
-class _Splits(NamedTuple):
-    train: ClickDataset
-    test: ClickDataset
-    validation: ClickDataset | None
-
-
-class Datasets(_Splits):
-    """The splits of a dataset, a tuple of three.
+@dataclass(frozen=True)
+class Datasets:
+    """The splits of a dataset.
 
     Attributes:
         train: the rows to train on.
@@ -31,23 +27,14 @@ class Datasets(_Splits):
         set_aside: the last training rows, which are not in `train`; None if none are set aside.
     """
 
-    set_aside: ClickDataset | None
-
-    def __new__(
-        cls,
-        train: ClickDataset,
-        test: ClickDataset,
-        validation: ClickDataset | None,
-        set_aside: ClickDataset | None = None,
-    ) -> "Datasets":
-        made = super().__new__(cls, train, test, validation)
-        made.set_aside = set_aside
-        return made
+    train: ClickDataset
+    test: ClickDataset
+    validation: ClickDataset | None = None
+    set_aside: ClickDataset | None = None
 
     def named(self) -> dict[str, ClickDataset]:
         """Returns the splits that there are, by name."""
-        splits = {**self._asdict(), "set_aside": self.set_aside}
-        return {name: dataset for name, dataset in splits.items() if dataset is not None}
+        return {name: dataset for name, dataset in vars(self).items() if dataset is not None}
 
     def row_text(self, split: str, row: int) -> str:
         """Returns the words for a row of a split; a row set aside has its number in the file."""
@@ -86,8 +73,7 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
         datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
         if shard is not None:
             sharded = {name: Sharded(dataset, shard) for name, dataset in datasets.named().items()}
-            others = sharded.get("validation"), sharded.get("set_aside")
-            datasets = Datasets(sharded["train"], sharded["test"], *others)
+            datasets = Datasets(**sharded)
     _check_rows(datasets, config)
     return datasets
 
@@ -243,7 +229,7 @@ def _open_in_memory(config: DataConfig) -> Datasets:
     num_samples, subset = config.synthetic_dataset_num_entries, config.dataset_subset or 1.0
     train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **options)
     test = kind(spec, "test", num_samples, config.test_batch_size, **options)
-    return Datasets(train, test, None)
+    return Datasets(train, test)
 
 
 def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:

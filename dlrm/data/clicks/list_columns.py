@@ -18,15 +18,12 @@ class ListColumn:
 
     Args:
         rows: rows of the split, which match the sizes of the files (`FeatureSpec.num_rows`).
-        verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
     Attributes:
         files, field: its entries in the specification.
     """
 
-    def __init__(
-        self, spec: FeatureSpec, split: str, name: str, rows: int, verifier: Verifier | None
-    ) -> None:
+    def __init__(self, spec: FeatureSpec, split: str, name: str, rows: int) -> None:
         self.files, self.field = spec.list_files(split, name), spec.lists[name]
         starts = map_file(self.files.starts, bags.STARTS_DTYPE, (bags.num_starts(rows),))
         self._starts, self._total = starts.astype(np.int64), int(starts[-1])
@@ -35,10 +32,6 @@ class ListColumn:
         self._weights = None
         if self.files.weights is not None:
             self._weights = map_file(self.files.weights, bags.WEIGHTS_DTYPE, (self._total,))
-        self._checked = {}
-        for path in filter(None, self.files):
-            if verifier is not None and (file := verifier.open(path)):
-                self._checked[path] = file
 
     @property
     def num_ids(self) -> int:
@@ -49,12 +42,11 @@ class ListColumn:
         """Returns rows `begin` to `end`, in time proportional to their number.
 
         Raises:
-            ValueError: a file is damaged, or a weight is NaN or infinite; file and row are named.
+            ValueError: lengths contradict each other, or a weight is NaN or infinite; file and row
+                are named.
         """
         first = begin // bags.ROWS_A_START
         known = first * bags.ROWS_A_START  # row of the entry in the starts
-        self._touch(self.files.starts, first, bags.num_starts(end))
-        self._touch(self.files.lengths, known, end)
         lengths = self._lengths[known:end]
         self._check_lengths(lengths, known)
         ends = self._starts[first] + np.cumsum(lengths, dtype=np.int64)
@@ -62,20 +54,11 @@ class ListColumn:
         lengths_read = lengths[begin - known :]
         last = int(ends[-1]) if len(ends) else int(self._starts[first])
         start = last - int(lengths_read.sum(dtype=np.int64))
-        self._touch(self.files.values, start, last)
         weights = None
-        if self._weights is not None and self.files.weights is not None:
-            self._touch(self.files.weights, start, last)
+        if self._weights is not None:
             weights = self._weights[start:last]
             self._check_weights(weights, lengths_read, begin)
         return Jagged(self._values[start:last], lengths_read, weights)
-
-    def _touch(self, path: Path, first: int, last: int) -> None:
-        if (file := self._checked.get(path)) is not None:
-            arrays = (self._values, self._lengths, self._starts, self._weights)
-            (array,) = (a for p, a in zip(self.files, arrays, strict=True) if p == path)
-            assert array is not None
-            file.touch(first * array.itemsize, last * array.itemsize)
 
     def _check_lengths(self, lengths: np.ndarray, first_row: int) -> None:
         longest = self.field.max_length
@@ -132,27 +115,18 @@ class SampleWeights:
     def __init__(self, path: Path, rows: int, verifier: Verifier | None) -> None:
         layout.check_rows(path, rows, layout.WEIGHT_DTYPE.itemsize)
         self.path, self._weights = path, map_file(path, layout.WEIGHT_DTYPE, (rows,))
-        self._checked = verifier.open(path) if verifier else None
+        if verifier is not None:
+            verifier.check([path])
         blocks = range(0, rows, _ROWS_AT_ONCE)
-        if rows and not any(self._are_any(row, min(row + _ROWS_AT_ONCE, rows)) for row in blocks):
+        if rows and not any(self._weights[row : row + _ROWS_AT_ONCE].any() for row in blocks):
             raise ValueError(f"{path}: expected a weight above 0, got {rows:,} zeros")
-
-    def _touch(self, begin: int, end: int) -> None:
-        if self._checked is not None:
-            size = self._weights.itemsize
-            self._checked.touch(begin * size, end * size)
-
-    def _are_any(self, begin: int, end: int) -> bool:
-        self._touch(begin, end)
-        return bool(self._weights[begin:end].any())
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Returns the weights of rows `begin` to `end`.
 
         Raises:
-            ValueError: the file is damaged, or a weight is negative, NaN or infinite.
+            ValueError: a weight is negative, NaN or infinite.
         """
-        self._touch(begin, end)
         weights = self._weights[begin:end]
         if not (np.isfinite(weights).all() and weights.min(initial=0) >= 0):
             row = int((~(np.isfinite(weights) & (weights >= 0))).argmax())

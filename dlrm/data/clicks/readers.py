@@ -1,6 +1,6 @@
 """Readers of click datasets on disk: split-binary (one file per feature) and binary (one file)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.prefetch import BatchedRows
-from dlrm.data.verification import CheckedFile, Verifier
+from dlrm.data.verification import Verifier
 from dlrm.files import within
 from dlrm.mapped_files import map_file
 
@@ -66,33 +66,31 @@ class SplitDataset(BatchedRows):
         self._labels = map_file(self._label_file, np.dtype(np.uint8), (num_rows,))
         self._numerical_names, self._numerical_file = spec.numerical, self._label_file
         self._numerical = np.empty((num_rows, 0), layout.NUMERICAL_DTYPE)
-        dense = {self._label_file: self._labels}
+        self._files = [self._label_file]
         if spec.numerical:
             self._numerical_file = spec.file(split, spec.numerical[0])
             shape = (num_rows, self.num_numerical)
             self._numerical = map_file(self._numerical_file, layout.NUMERICAL_DTYPE, shape)
-            dense[self._numerical_file] = self._numerical
+            self._files.append(self._numerical_file)
         tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
         self.field_tables, self.targets = spec.field_tables, spec.targets
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
-        single = {}
         for name in names:
             if name in spec.lists:
-                self._ids.append(ListColumn(spec, split, name, num_rows, verifier))
+                self._ids.append(column := ListColumn(spec, split, name, num_rows))
+                self._files += filter(None, column.files)
             else:
                 path = spec.file(split, name)
-                single[path] = map_file(path, spec.dtype(name), (num_rows,))
-                self._ids.append(single[path])
+                self._ids.append(map_file(path, spec.dtype(name), (num_rows,)))
+                self._files.append(path)
         self._weights = None
         weights = spec.weights_file(split) if sample_weights else None
         if weights is not None:
             self._weights = SampleWeights(weights, num_rows, verifier)
-        self._verifier = verifier  # which records what was compared once nothing holds it
-        self._checked_dense = _checked(verifier, dense)
-        self._checked_ids = _checked(verifier, single)
+        self._verifier = verifier
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `ClickDataset.batch`.
@@ -104,10 +102,7 @@ class SplitDataset(BatchedRows):
         start, stop = self.rows(index)
         samples = self._world.part(stop - start)
         first, last = start + samples.start, start + samples.stop
-        for file, row_bytes in self._checked_dense:
-            file.touch(first * row_bytes, last * row_bytes)
-        for file, row_bytes in self._checked_ids:
-            file.touch(start * row_bytes, stop * row_bytes)
+        self._verify()
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
         ids, lengths, id_weights = self._read_ids(start, stop)
@@ -122,6 +117,12 @@ class SplitDataset(BatchedRows):
             weights=None if weights is None else torch.from_numpy(weights[samples].copy()),
             total_weight=None if total is None else torch.tensor(total),
         )
+
+    def _verify(self) -> None:
+        """Compares the files with their checksums, before their first batch."""
+        if (verifier := self._verifier) is not None:
+            verifier.check(self._files)
+            self._verifier = None
 
     def _read_ids(
         self, start: int, stop: int
@@ -188,14 +189,14 @@ class BinaryDataset(BatchedRows):
         self.num_numerical = num_numerical
         self._path = path
         self._rows = map_file(path, _WORD, (size // row_bytes, width))
-        self._verifier = verifier  # see `SplitDataset`
-        self._checked = _checked(verifier, {path: self._rows})
+        self._verifier = verifier
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `SplitDataset.batch`."""
         start, stop = self.rows(index)
-        for file, row_bytes in self._checked:
-            file.touch(start * row_bytes, stop * row_bytes)
+        if (verifier := self._verifier) is not None:
+            verifier.check([self._path])
+            self._verifier = None
         rows, first_id = self._rows[start:stop], 1 + self.num_numerical
         numerical = rows[:, 1:first_id].copy().view(np.float32)
         _check_finite(numerical, self._path, start, layout.default_names(self.num_numerical, 0)[1])
@@ -245,16 +246,6 @@ def binary_file(directory: Path, split: str, allow_links: bool = False) -> Path 
             return None
         raise FileNotFoundError(f"{directory / names[0]}: missing; a binary dataset needs it")
     return within(directory, name, directory, allow_links)
-
-
-def _checked(
-    verifier: Verifier | None, arrays: Mapping[Path, np.ndarray]
-) -> list[tuple[CheckedFile, int]]:
-    """Returns those of the mapped files that must be compared, and the bytes of their rows."""
-    if verifier is None:
-        return []
-    opened = ((verifier.open(path), array.strides[0]) for path, array in arrays.items())
-    return [(file, row_bytes) for file, row_bytes in opened if file is not None]
 
 
 def _check_finite(numerical: np.ndarray, path: Path, first_row: int, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Drafts a schema from the data, with the reasons for its choices."""
+"""Drafts a schema from a sample of a table, with the reasons for its choices."""
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
@@ -8,61 +8,117 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.clicks.bags import MAX_LENGTH
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables import fields
 from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.fields import (
-    NO,
+    ID,
+    NUMBER,
     SURE_MARKERS,
-    YES,
-    Drafter,
-    described_column,
+    UNIQUE_ROWS,
+    absent,
+    described,
     listed,
     shown,
     shown_name,
 )
 from dlrm.data.tables.samples import Seen
-from dlrm.data.tables.summaries import BOOLEANS, Summary
+from dlrm.data.tables.summary import Summary
+from dlrm.data.transform.fields import CategoricalField, NumericalField, TimeField
 from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text
 from dlrm.documents import one_line
 from dlrm.files import write_atomically
 
-SAMPLE_ROWS = 1_000_000
-_MOST_SHOWN, _MOST_LABELS = 10, 1000
-_ZERO_OR_ONE = {"0", "1", "true", "false"}
+SAMPLE_ROWS, _SAMPLE_BYTES = 1_000_000, 1 << 31
+_LEAK = 0.9  # share of the label's variance that a column explains
+_MOST_SHOWN = 10
+_YES = {"1", "yes", "y", "true", "t", "positive", "on"}
+_NO = {"0", "-1", "no", "n", "false", "f", "negative", "off"}
 
 
-@dataclass(frozen=True)
-class Draft:
+@dataclass(kw_only=True)
+class Fields:
+    """The fields that columns become, and observations.
+
+    Attributes:
+        numerical, categorical, time: the fields.
+        comments: column -> observations.
+        left_out: column -> reason why no field uses it.
+        in_doubt: columns that are numerical and categorical, as nothing says which they are.
+        disguised: column of text -> why it may be numbers or lists.
+        leaks: column -> how much of the label it tells.
+        inexact: category of floats that need not be exact, which prepare refuses -> what to do.
+    """
+
+    numerical: list[NumericalField] = field(default_factory=list)
+    categorical: list[CategoricalField] = field(default_factory=list)
+    time: TimeField | None = None
+    comments: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str]
+    in_doubt: tuple[str, ...] = ()
+    disguised: dict[str, str] = field(default_factory=dict)
+    leaks: dict[str, str] = field(default_factory=dict)
+    inexact: dict[str, str] = field(default_factory=dict)
+
+    def add(self, summary: Summary, columns: Collection[str]) -> None:
+        """Makes fields of a column, or leaves it out; `columns` are the names of all."""
+        name, why = summary.name, fields.useless(summary)
+        if why is None and (found := fields.time_of(summary)) is not None:
+            if self.time is not None:
+                why = f"a further time beside {self.time.column}; {described(summary)}"
+            elif absent(summary):
+                why = f"a time that some rows do not have; {described(summary)}"
+            else:
+                self.time, self.comments[name] = found
+                return
+        if why is not None:
+            self.left_out[name] = why
+            return
+        column, notes = summary.items or summary, list[str]()
+        reason, uses = ("", {ID}) if summary.items else fields.uses(summary)
+        if NUMBER in uses and ID in uses:
+            if f"{name}_number" in columns:
+                uses = {ID}
+            else:
+                self.in_doubt += (name,)
+        if NUMBER in uses:
+            self.numerical.append(fields.numerical_field(column))
+        if ID in uses:
+            longest = min(int(summary.lengths.max()), MAX_LENGTH) if summary.items else None
+            self.categorical.append(fields.categorical_field(column, longest))
+        if summary.items:
+            lengths = summary.lengths
+            notes += [f"lists of up to {longest}, {lengths.mean():.3g} on average"]
+            notes[0] += f", {(lengths == 0).mean():.2%} empty" * (not lengths.all())
+        elif not reason and (reason := fields.in_disguise(column)):
+            self.disguised[name] = reason
+        notes += [described(column), reason]
+        if ID in uses and column.inexact:
+            self.inexact[name] = fields.inexact(column)
+            notes += [self.inexact[name]]
+        if (share := summary.signal.share) >= _LEAK and len(summary.missing) >= UNIQUE_ROWS:
+            self.leaks[name] = f"explains {share:.1%} of the label's variance on its own"
+            notes += [f"nearly tells the label ({share:.1%} of its variance): known before it?"]
+        self.comments[name] = "; ".join(filter(None, notes))
+
+
+@dataclass(kw_only=True)
+class Draft(Fields):
     """A schema, and the observations that it was drafted from.
 
     Attributes:
         schema: the draft.
-        comments: observations about each of its columns.
-        left_out: column -> reason why no field uses it.
         label: the value that counts as 1, and the reason.
-        rows: rows of the sample.
-        whole: whether the sample has all rows.
-        in_doubt: columns that are numerical and categorical, as nothing says which they are.
-        disguised: column of text -> why it may be numbers or lists in another form.
-        leaks: column -> how much of the label it tells.
-        partial_leaks: column -> in which share of the rows with the rarer label it tells it.
-        inexact: category of floats that need not be exact, which is refused when it is prepared
-            -> what to do.
+        rows, whole: rows of the sample, and whether they are all.
     """
 
     schema: Schema
-    comments: dict[str, str]
-    left_out: dict[str, str]
     label: str
     rows: int
     whole: bool
-    in_doubt: tuple[str, ...] = ()
-    disguised: dict[str, str] = field(default_factory=dict)
-    leaks: dict[str, str] = field(default_factory=dict)
-    partial_leaks: dict[str, str] = field(default_factory=dict)
-    inexact: dict[str, str] = field(default_factory=dict)
 
     @property
     def sample(self) -> str:
@@ -73,10 +129,8 @@ class Draft:
         """Returns the schema as YAML with a comment per column."""
         lines = [f"# Drafted from {self.sample} of {one_line(source)}. Check it before use."]
         lines += [self.schema.text(self.comments).removesuffix("\n")]
-        if self.left_out:
-            lines += ["# Left out:"]
-            left_out = self.left_out.items()
-            lines += [f"#   {shown_name(name)}: {one_line(why)}" for name, why in left_out]
+        lines += ["# Left out:"] * bool(self.left_out)
+        lines += [f"#   {shown_name(name)}: {one_line(why)}" for name, why in self.left_out.items()]
         return "\n".join(lines) + "\n"
 
     def note(self, decided: Collection[str] = ()) -> str | None:
@@ -86,25 +140,19 @@ class Draft:
             decided: columns whose use the user has chosen.
         """
         parts = []
-        if left_out := [name for name in self.left_out if name not in decided]:
-            parts.append(f"left out {_listed_briefly(left_out)}")
-        if in_doubt := [name for name in self.in_doubt if name not in decided]:
-            parts.append(f"took {_listed_briefly(in_doubt)} as a number and an id, in doubt")
-        if self.leaks:
-            parts.append(f"used {_listed_briefly(self.leaks)}, which nearly tells the label")
-        if self.partial_leaks:
-            columns = _listed_briefly(self.partial_leaks)
-            parts.append(f"used {columns}, which tells the label in some rows")
+        for columns, note in (
+            (self.left_out, "left out {}"),
+            (self.in_doubt, "took {} as a number and an id, in doubt"),
+            (self.leaks, "used {}, which nearly tells the label"),
+        ):
+            if rest := [name for name in columns if name not in decided]:
+                more = ", ..." * (len(rest) > _MOST_SHOWN)
+                parts.append(note.format(listed(rest[:_MOST_SHOWN]) + more))
         return "; ".join(parts) or None
 
     def save(self, path: Path, source: str) -> None:
         """Writes the YAML, which appears whole."""
         write_atomically(path, self.text(source))
-
-
-def _listed_briefly(columns: Collection[str]) -> str:
-    more = ", ..." if len(columns) > _MOST_SHOWN else ""
-    return listed([*columns][:_MOST_SHOWN]) + more
 
 
 def draft(
@@ -121,31 +169,26 @@ def draft(
 ) -> Draft:
     """Drafts a schema from the first rows of a table.
 
-    Text that is all numbers is read as numbers, except texts such as "?" and "NA", which become
-    `missing_values` of that field. Then the first rule that fits decides:
+    Text of numbers is read as numbers; texts such as "?" and "NA" become `missing_values` of that
+    field. Then the first rule that fits decides:
 
-    * Columns with fewer than two values, of maps and of lists of lists, and of text or ids that are
-      distinct in every row, are left out; and those of two values that tell the label in every row.
-    * Lists, except for text of CSV, are list fields of the longest length; those of numbers with a
-      fraction are left out, as they may be weights or vectors.
-    * Timestamps, text in ISO 8601 or a common format, numbers that count from 1970 and numbers such
-      as 14102100 (of the form %y%m%d%H), both with a name to match, are times. The first such
-      column is `time`; others are left out.
-    * Booleans and text are categorical, and numbers with a leading zero.
-    * Numbers with a fraction are numerical; with infinite values they are left out.
-    * Whole numbers, including whole floats, are categorical if the name says that they are ids
-      (`user_id`, `brand`, `c7`; see `dlrm.data.tables.names`) or a part of a date (`hour`), if they
-      have up to 12 values or are beyond 2^53; and numerical if the name says so (`price`, `i7`),
-      or if they are float32 beyond 2^24, or float16 beyond 2^11, which are no exact ids.
-    * Of the other whole numbers, those whose order tells most of what their values tell about the
-      label are numerical. More than 1000 without gaps are categorical. Those with values below 0,
-      or that mostly occur once, are numerical. Those whose values tell more than their order are
+    * Columns with fewer than two values, infinite ones, nested ones, lists printed as text or of
+      fractions, and text or ids that are distinct in every row, are left out; and those of two
+      values that tell the label in every row. Other lists are list fields of the longest length.
+    * Timestamps, text in ISO 8601, numbers that count from 1970 and numbers such as 14102100 (of
+      the form %y%m%d%H), both with a name to match, are times. The first such column is `time`.
+    * Booleans and text are categorical, and numbers with a leading zero; fractions are numerical.
+    * Whole numbers are categorical if the name says that they are ids (`user_id`, `brand`, `c7`;
+      see `dlrm.data.tables.names`) or a part of a date (`hour`), if they have up to 12 values or
+      are beyond 2^53; and numerical if the name says so (`price`, `i7`), or if they are float32
+      beyond 2^24, or float16 beyond 2^11, which are no exact ids.
+    * Of other whole numbers, those whose order tells most of what their values tell about the label
+      are numerical. More than 1000 without gaps are categorical. Those with values below 0, or that
+      mostly occur once, are numerical. Those whose values tell more than their order are
       categorical. The rest is in doubt, and both: a numerical and a categorical field.
-    * A numerical column with values that are far from the others gets the transform "log", or
-      "quantile" if it has values below 0; the others "standardize".
-    * A categorical column of more than 1000 values, most of which occur less than 5 times, gets
-      `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, if a fifth of the
-      rows hold rare values, hash buckets for them.
+    * Numbers far from the others get the transform "log", or "quantile" if some are below 0; a
+      categorical column of more than 1000 values, which are mostly rare, gets `frequency_limit: 5`;
+      one of 100,000 gets 15, at most 1,000,000 ids, and hash buckets for many rows of rare values.
 
     The label needs no `positive` if it is 0 and 1, or false and true. If it has two other values,
     such as yes and no, the affirmative one is positive, otherwise the rarer, otherwise the later
@@ -162,126 +205,123 @@ def draft(
         seen: observations from reading the files; see `batches_of`.
 
     Raises:
-        ValueError: a column is missing or occurs twice, weights are not numbers, a weight, group or
-            time is missing, labels are missing or do not have two values, or no column is left as
-            an input.
+        ValueError: a column is missing or occurs twice, has a role that its values do not allow, or
+            no column is left as an input.
     """
-    seen = seen or Seen()
-    columns, labels, rows, whole = _summaries(batches, label, positive, max_rows, text)
-    if not rows:
-        raise ValueError("the input has no rows; expected one or more")
-    for role, name in (("weight", weight), ("time", time), *(("groups", name) for name in groups)):
+    table, left_out, whole = _sample(batches, max_rows)
+    roles = [("", label), ("--weight", weight), ("--time", time)]
+    for role, name in (*roles, *(("--groups", name) for name in groups)):
         if name is not None:
-            check_columns(f"--{role}", columns, [name])
+            check_columns(role, table.column_names, [name])
+    labels, are_positive = _labels(label, table[label].combine_chunks(), positive)
+    columns = {name: Summary(name, table[name], are_positive, text) for name in table.column_names}
+    said, why = _label(columns[label], labels, positive, whole)
+    left_out |= {} if seen is None else seen.left_out
+    made = Fields(left_out=left_out)
+    made.comments[label] = one_line(why)
     for name in groups:
-        _check_group(columns[name])
+        advice = "fill it, with a text such as none, or leave the column out of --groups"
+        _check_present("--groups", columns[name], "a value", advice)
     if weight is not None:
         _check_weight(columns[weight])
-    said, label_comment = _label(columns[label], labels, positive, whole)
-    drafter = Drafter(columns, time)
-    left_out = {name: why for name, why in seen.left_out.items() if name != label}
+        made.comments[weight] = described(columns[weight])
+    if time is not None:
+        _check_present("--time", columns[time], "a time", "fill it, or draft without --time")
+        if (found := fields.time_of(columns[time], chosen=True)) is None:
+            got = f"{columns[time].type} such as {fields.examples(columns[time])}"
+            raise ValueError(
+                f"--time: column {time!r}: expected times in ISO 8601 or numbers, got the type "
+                f"{got}; time: {{format: ...}} in a schema says another form"
+            )
+        made.time, made.comments[time] = found
     for name, summary in columns.items():
-        if name not in (label, weight, time, *left_out):
-            drafter.add(summary)
-    left_out = drafter.left_out | left_out
-    if not drafter.numerical and not drafter.categorical:
-        reasons = "; ".join(f"{shown_name(name)}: {why}" for name, why in left_out.items())
+        if name not in (label, weight, time, *made.left_out):
+            made.add(summary, columns)
+    made.left_out.pop(label, None)
+    if not made.numerical and not made.categorical:
+        reasons = "; ".join(f"{shown_name(name)}: {why}" for name, why in made.left_out.items())
         raise ValueError(f"no column is left as an input ({reasons or f'{label} is the only one'})")
     schema = Schema(
         said,
-        tuple(drafter.numerical),
-        tuple(drafter.categorical),
+        tuple(made.numerical),
+        tuple(made.categorical),
         weight=weight,
         groups=tuple(groups),
-        time=drafter.time,
+        time=made.time,
         format=None if text is None else text.remembered,
     )
-    comments = drafter.comments | {label: one_line(label_comment)}
-    if weight is not None:
-        comments[weight] = described_column(columns[weight])
-    doubts = tuple(drafter.in_doubt), drafter.disguised
-    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks, drafter.inexact)
-    return Draft(schema, comments, left_out, label_comment, *of_draft)
+    return Draft(schema=schema, label=why, rows=table.num_rows, whole=whole, **vars(made))
 
 
-def _check_group(summary: Summary) -> None:
-    if absent := summary.missing + sum(summary.markers.values()) * summary.is_number:
+def _sample(
+    batches: Iterable[pa.RecordBatch], max_rows: int
+) -> tuple[pa.Table, dict[str, str], bool]:
+    """Returns the first rows, the columns of several types, and whether these are all rows."""
+    parts: list[pa.RecordBatch] = []
+    rows = size = 0
+    whole = True
+    for batch in batches:
+        parts.append(batch.slice(0, max_rows - rows))
+        rows, size = rows + parts[-1].num_rows, size + parts[-1].nbytes
+        whole = parts[-1].num_rows == batch.num_rows and size <= _SAMPLE_BYTES
+        if not whole:
+            break
+    if not rows:
+        raise ValueError("the input has no rows; expected one or more")
+    columns, left_out = {}, {}
+    for name in dict.fromkeys(name for part in parts for name in part.schema.names):
+        arrays = [
+            column_of(part, name) if name in part.schema.names else pa.nulls(part.num_rows)
+            for part in parts
+        ]
+        try:
+            tables = [pa.table({name: array}) for array in arrays]
+            table = pa.concat_tables(tables, promote_options="permissive")
+            columns[name] = table[0]
+        except pa.ArrowException:
+            columns[name] = pa.nulls(rows)
+            types = " and ".join(dict.fromkeys(str(array.type) for array in arrays))
+            left_out[name] = f"the types {types}; expected one"
+    return pa.table(columns), left_out, whole
+
+
+def _check_present(flag: str, summary: Summary, what: str, advice: str) -> None:
+    if lacking := absent(summary):
         raise ValueError(
-            f"--groups: column {summary.name!r}: expected a value in every row, got none in "
-            f"{absent:,} of {summary.rows:,} rows; fill it, with a text such as none, or leave the "
-            "column out of --groups"
+            f"{flag}: column {summary.name!r}: expected {what} in every row, got none in "
+            f"{lacking:,} of {len(summary.missing):,} rows; {advice}"
         )
 
 
 def _check_weight(summary: Summary) -> None:
-    where, markers = f"--weight: column {summary.name!r}", sum(summary.markers.values())
-    if not summary.is_number and summary.kind not in (None, BOOLEANS):
-        got = f"the type {', '.join(summary.types)}"
-        if summary.examples:
-            got += f" with {', '.join(map(shown, summary.examples))}"
-        raise ValueError(f"{where}: expected numbers, got {got}")
-    if absent := summary.missing + summary.infinite + markers:
-        raise ValueError(
-            f"{where}: expected a weight in every row, got none in {absent:,} of {summary.rows:,} "
-            "rows; fill it, with 1 for instance"
-        )
-    if summary.numbers.count and summary.numbers.least < 0:
-        raise ValueError(f"{where}: expected weights of 0 or more, got {summary.numbers.least:.9g}")
-    if summary.numbers.count and not summary.numbers.most:
-        raise ValueError(f"{where}: expected a weight above 0, got zeros alone")
+    where = f"--weight: column {summary.name!r}: expected"
+    if not summary.is_number and not pa.types.is_boolean(summary.type):
+        got = f"{summary.type} with {fields.examples(summary)}"
+        raise ValueError(f"{where} numbers, got the type {got}")
+    _check_present("--weight", summary, "a weight", "fill it, with 1 for instance")
+    least, most = summary.range
+    if least < 0:
+        raise ValueError(f"{where} weights of 0 or more, got {least:.9g}")
+    if most == 0:
+        raise ValueError(f"{where} a weight above 0, got zeros alone")
 
 
-def _summaries(
-    batches: Iterable[pa.RecordBatch],
-    label: str,
-    positive: str | None,
-    max_rows: int,
-    text: TextFormat | None,
-) -> tuple[dict[str, Summary], dict[str, int], int, bool]:
-    """Returns the columns' summaries, the counts of labels, the rows, and whether they are all."""
-    columns: dict[str, Summary] = {}
-    labels: dict[str, int] = {}
-    rows = positives = 0
-    for batch in batches:
-        if rows == max_rows:
-            return columns, labels, rows, batch.num_rows == 0
-        whole = batch.num_rows <= max_rows - rows
-        batch = batch.slice(0, max_rows - rows)
-        hits = _count_labels(label, positive, batch, labels)
-        for name in batch.schema.names:
-            if name not in columns:
-                columns[name] = Summary(name, text)
-                columns[name].add_missing(rows, positives)  # of batches without the column
-            columns[name].add(column_of(batch, name), hits)
-        for name in columns.keys() - set(batch.schema.names):
-            columns[name].add_missing(batch.num_rows, int(hits.sum()))
-        rows, positives = rows + batch.num_rows, positives + int(hits.sum())
-        if not whole:
-            return columns, labels, rows, False
-    return columns, labels, rows, True
-
-
-def _count_labels(
-    label: str, positive: str | None, batch: pa.RecordBatch, labels: dict[str, int]
-) -> np.ndarray:
-    """Adds the labels of a batch to their counts, and returns which of them are positive.
+def _labels(name: str, array: pa.Array, positive: str | None) -> tuple[dict[str, int], np.ndarray]:
+    """Returns the labels and their rows, and which rows have a positive one.
 
     If neither of two labels is known to be positive, the second counts as positive: the sign of a
     signal does not matter.
     """
-    texts, codes = texts_of(label, column_of(batch, label))
+    texts, codes = texts_of(name, array)
     texts = [canonical_text(text) for text in texts]
-    if len(labels) <= _MOST_LABELS:
-        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        for label_text, count in zip(texts, counts.tolist(), strict=True):
-            if count and label_text:
-                labels[label_text] = labels.get(label_text, 0) + count
-    if positive is not None:
-        known = set(_positives(positive, labels))
-        hits = [label_text in known for label_text in texts]
-    else:
-        hits = [label_text != next(iter(labels), None) for label_text in texts]
-    return np.array([*hits, False], bool)[codes]
+    labels: dict[str, int] = {}
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+    for text, count in zip(texts, counts, strict=True):
+        if count and text:
+            labels[text] = labels.get(text, 0) + count
+    positives = [*labels][1:] if positive is None else _positives(positive, labels)
+    known = {*positives}
+    return labels, np.array([*(text in known for text in texts), False], bool)[codes]
 
 
 def _positives(positive: str, labels: Collection[str]) -> list[str]:
@@ -295,55 +335,52 @@ def _label(
     summary: Summary, labels: dict[str, int], positive: str | None, whole: bool
 ) -> tuple[Label, str]:
     """Returns the label that counts as 1, and the reason."""
-    name, rows = summary.name, "the rows" if whole else f"the first {summary.rows:,} rows"
-    if summary.missing:
+    name, rows = summary.name, len(summary.missing)
+    if summary.missing.any():
         raise ValueError(
-            f"column {name}, row {summary.first_missing}: expected a label that is not missing, "
-            f"got none, as in {summary.missing} of {summary.rows} rows"
+            f"column {name}, row {summary.missing.argmax()}: expected a label that is not missing, "
+            f"got none, as in {np.count_nonzero(summary.missing)} of {rows} rows"
         )
     missing = [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]
     if missing and (positive is None or summary.is_number):
         hint = "; --positive names the one that counts as 1, with all others as 0"
         raise ValueError(
             f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
-            f"{labels[missing[0]]:,} rows" + hint * (positive is None)
+            f"{labels[missing[0]]:,} rows" + hint * (not summary.is_number)
         )
+    where = "the rows" if whole else f"the first {rows:,} rows"
     known = ", ".join(map(shown, sorted(labels)[:_MOST_SHOWN]))
-    known += ", ..." if len(labels) > _MOST_SHOWN else ""
+    known += ", ..." * (len(labels) > _MOST_SHOWN)
     if positive is not None:
-        positives = _positives(positive, labels)
-        if unknown := [value_text for value_text in positives if value_text not in labels]:
+        positives, why = _positives(positive, labels), "as --positive says"
+        if unknown := [text for text in positives if text not in labels]:
             raise ValueError(
-                f"--positive {unknown[0]}: expected a label that occurs in {rows}, got none of "
+                f"--positive {unknown[0]}: expected a label that occurs in {where}, got none of "
                 f"column {name}, which has {known}"
             )
-        value = positives[0] if len(positives) == 1 else tuple(positives)
-        label = Label(name, value, any_negative=len(labels) > len(positives) + 1)
-        why = "as --positive says"
-    elif {text.lower() for text in labels} <= _ZERO_OR_ONE:
-        true = sum(n for text, n in labels.items() if text.lower() in ("1", "true"))
-        return Label(name), f"0 and 1; {true / summary.rows:.2%} of the rows are positive"
-    elif len(labels) != 2:
+    elif {text.lower() for text in labels} <= {"0", "1", "true", "false"}:
+        true = sum(count for text, count in labels.items() if text.lower() in ("1", "true"))
+        return Label(name), f"0 and 1; {true / rows:.2%} of the rows are positive"
+    elif len(labels) == 2:
+        one, why = _positive(labels)
+        positives = [one]
+    else:
         raise ValueError(
-            f"column {name}: expected two labels in {rows}, got {len(labels)}: {known}; "
+            f"column {name}: expected two labels in {where}, got {len(labels)}: {known}; "
             "--positive, or label: {positive: [...]} in a schema, names those that count as 1. "
             "Models predict one label of two classes, neither several classes nor numbers"
         )
-    else:
-        value, why = _positive(labels)
-        label, positives = Label(name, value), [value]
-    share = sum(labels[value_text] for value_text in positives) / summary.rows
-    counted = " and ".join(map(shown, positives))
-    return (
-        label,
-        f"{counted} count{'s' * (len(positives) == 1)} as 1, {why}: {share:.2%} of the rows",
-    )
+    value = positives[0] if len(positives) == 1 else tuple(positives)
+    counted = " and ".join(map(shown, positives)) + " count" + "s" * (len(positives) == 1)
+    share = sum(labels[text] for text in positives) / rows
+    label = Label(name, value, any_negative=len(labels) > len(positives) + 1)
+    return label, f"{counted} as 1, {why}: {share:.2%} of the rows"
 
 
 def _positive(labels: dict[str, int]) -> tuple[str, str]:
     """Returns the one of two labels that counts as 1, and the reason."""
     for yes, no in itertools.permutations(labels):
-        if yes.lower() in YES and no.lower() in NO:
+        if yes.lower() in _YES and no.lower() in _NO:
             return yes, "the affirmative one"
     first, second = sorted(labels)
     if labels[first] == labels[second]:

@@ -1,28 +1,33 @@
 """Drafts the format of text files from their beginnings: encoding, delimiter, quotes, and marks."""
 
-import codecs
 import csv
+import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any, NamedTuple
 
-from dlrm.data.sources import native
-from dlrm.data.sources.csv_rows import DELIMITERS, array_of_cells, delimiter_of, has_header
-from dlrm.data.sources.native import Marks
+import numpy as np
+
+from dlrm.data.sources.csv_cells import number_parser
+from dlrm.data.sources.csv_rows import DELIMITERS, delimiter_of, has_header
+from dlrm.data.sources.row_error import shown_text
 from dlrm.data.sources.text_files import BROKEN, open_bytes
-from dlrm.data.sources.text_format import MARKS, NONE, TextFormat
+from dlrm.data.sources.text_format import MARKS, NONE, TextFormat, plain_number
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.summaries import MARKERS
+from dlrm.data.tables.summary import MARKERS
 
 _MOST_FILES, _BEGINNING = 3, 1 << 20  # files, and bytes of each, that are read
-_MOST_LINES, _MOST_ROWS = 100, 5000
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_MOST_LINES, _MOST_ROWS, _MOST_MARKED = 100, 5000, 500
 _C1 = re.compile(rb"[\x80-\x9f]")  # control characters in Latin-1, and letters in Windows-1252
 _NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 _SPARSE = re.compile(r"\s*[+-]?[\d.]+(\s+\d+(:\d+)?:[+-]?[\d.]+([eE][+-]?\d+)?)+\s*", re.ASCII)
-_POINT = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
+
+
+Rows = list[list[str]]
 
 
 class Sniffed(NamedTuple):
@@ -40,32 +45,17 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
     """
     if not files or not isinstance(files[0].kind, Text):
         return Sniffed(given, None)
-    samples = [_beginning(file, given) for file in files]
-    samples = [sample for sample in samples if sample.strip()][:_MOST_FILES]
-    if not samples:
-        return Sniffed(given, None)
-    text_format = TextFormat()
-    if given.encoding is None:
-        text_format = replace(text_format, encoding=_encoding(samples))
-    if files[0].kind.delimited:
-        encoding = given.encoding or text_format.encoding or "utf-8-sig"
-        decode = codecs.getincrementaldecoder(encoding)
-        decoded = [decode("replace").decode(sample).removeprefix("\ufeff") for sample in samples]
-        lines = [line for line in decoded[0].splitlines()[:_MOST_LINES] if line.strip()]
-        text = _Text(decoded, lines)
-        text_format = _of_csv(files[0], text, given, text_format)
-    return Sniffed(given.over(text_format), _line(given, text_format))
-
-
-def _line(given: TextFormat, detected: TextFormat) -> str | None:
-    flags = vars(given)
-    new = {n: v for n, v in vars(detected).items() if v is not None and flags[n] is None}
-    if not new:
-        return None
-    line = f"{', '.join(f'{name} {value!r}' for name, value in new.items())} (from the files)"
+    samples = [_beginning(file, given) for file in files[:_MOST_FILES]]
+    found = TextFormat(encoding=given.encoding or _encoding(samples))
+    sample = next(filter(bytes.strip, samples), b"")
+    if files[0].kind.delimited and sample:
+        text = sample.decode(found.encoding or "utf-8-sig", "replace")
+        found = _of_csv(files[0], text, given.over(found))
+    new = {n: v for n, v in vars(found).items() if v is not None and vars(given)[n] is None}
+    line = ", ".join(f"{name} {value!r}" for name, value in new.items()) + " (from the files)"
     if new.get("encoding") in ("latin-1", "cp1252"):
         line += "; the encoding is in doubt: only that it is not UTF-8 is sure"
-    return line
+    return Sniffed(given.over(found), line if new else None)
 
 
 def _beginning(file: TableFile, given: TextFormat) -> bytes:
@@ -80,146 +70,98 @@ def _beginning(file: TableFile, given: TextFormat) -> bytes:
 
 def _encoding(samples: Sequence[bytes]) -> str | None:
     """Returns the encoding of texts; None for UTF-8."""
-    if any(sample.startswith(_UTF_16) for sample in samples):
+    if any(sample.startswith((b"\xff\xfe", b"\xfe\xff")) for sample in samples):
         return "utf-16"
     data = b"\n".join(samples)
     try:
         data.decode()
     except UnicodeDecodeError:
-        windows = _C1.search(data) and not _NOT_CP1252.search(data)
-        return "cp1252" if windows else "latin-1"
+        return "cp1252" if _C1.search(data) and not _NOT_CP1252.search(data) else "latin-1"
     return None
 
 
-@dataclass(frozen=True)
-class _Text:
-    """The beginnings of files as text, and their first lines."""
-
-    parts: list[str]
-    lines: list[str]
-
-    def __contains__(self, text: str) -> bool:
-        return any(text in part for part in self.parts)
-
-    def records(self, delimiter: str, quote: str | None, escape: str | None) -> list[list[str]]:
-        """Returns the records of the first part; none if they differ in length or are not CSV."""
-        block = self.parts[0].encode().lstrip(b"\r\n")
-        marks = Marks(delimiter, quote, escape)
-        head = native.read_csv_head(block, marks, False)
-        keep = [native.TEXTS] * len(head.cells)
-        read = native.read_csv(block, marks, False, False, False, keep)
-        if read.outcome != native.ROWS:
-            within = self.parts[0].count("\n") - len(read.lines) > _MOST_LINES
-            if within or len(self.parts[0]) < _BEGINNING // 4:  # not a row that the end cuts
-                return []
-        if any(row < _MOST_ROWS for row, *_ in read.bad):
-            return []
-        texts = [array_of_cells(column) for column in read.columns if column is not None]
-        columns = [array[:_MOST_ROWS].to_pylist() for array in texts]
-        return list(map(list, zip(*columns, strict=True)))
-
-
-def _of_csv(file: TableFile, text: _Text, given: TextFormat, detected: TextFormat) -> TextFormat:
-    written = delimiter_of(file.path, given)
-    delimiter = given.delimiter or _delimiter(text.lines, written)
-    if delimiter is not None and given.delimiter is None:
-        detected = replace(detected, delimiter=delimiter)
-    delimiter = delimiter or written
-    if text.lines and all(map(_SPARSE.fullmatch, text.lines)):
+def _of_csv(file: TableFile, text: str, given: TextFormat) -> TextFormat:
+    """Returns the format that divides the rows of a text, as far as one does."""
+    if all(_SPARSE.fullmatch(line) for line in text.split("\n")[:_MOST_LINES] if line.strip()):
         raise ValueError(
             f"{file.path}: expected a table, got rows of labels and INDEX:VALUE, as of libsvm; "
             "write each field as a column, or the indices and values as two columns of lists"
         )
-    quote, escape = given.quote or '"', given.escape
-    if given.quote is None and escape is None:
-        quote, escape = _quoting(text, delimiter)
-        detected = replace(detected, quote=None if quote == '"' else quote, escape=escape)
-    records = text.records(delimiter, None if quote == NONE else quote, escape)
-    cells = records[1:] if has_header(given) else records
-    columns = [[cell.strip() for cell in column] for column in zip(*cells, strict=True)]
-    if given.decimal is None and given.thousands is None:
-        decimal, thousands = _marks(columns)
-        detected = replace(detected, decimal=decimal, thousands=thousands)
-    return detected
+    default = delimiter_of(file.path, given)
+    if (found := _fitting(text, given, default)) is None:
+        first, _, rest = text.partition("\n")
+        if has_header(given) and _fitting(rest, given, default) is not None:
+            raise ValueError(
+                f"{file.path}, line 1: expected the names of columns, got {shown_text(first)}; "
+                "remove the line, or write a line of names as wide as the rows below"
+            )
+        return given
+    fitting, rows = found
+    if fitting.decimal is None and fitting.thousands is None:
+        columns = zip(*rows[has_header(given) :][:_MOST_MARKED], strict=True)
+        marks = _marks([[cell.strip().lower() for cell in column] for column in columns])
+        fitting = replace(fitting, decimal=marks[0], thousands=marks[1])
+    return fitting
 
 
-def _delimiter(lines: Sequence[str], default: str) -> str | None:
-    """Returns the delimiter of lines that the default one does not divide; None keeps it."""
-    if not lines or len(_cells(lines[0], default)) > 1:
-        return None
-    best, most = None, 1
-    for other in DELIMITERS:
-        widths = [len(_cells(line, other)) for line in lines]
-        same = widths.count(widths[0]) >= 0.9 * len(widths)
-        if other != default and same and widths[0] > most:
-            best, most = other, widths[0]
-    return best
+def _fitting(text: str, given: TextFormat, default: str) -> tuple[TextFormat, Rows] | None:
+    """Returns the first format that divides all rows alike, or nine of ten, and these rows."""
+    nearly = None
+    for delimiter in [default] if given.delimiter else [default, *DELIMITERS, "\x01"]:
+        quotings, tabs = [(given.quote, given.escape)], False
+        if given.quote is None and given.escape is None:
+            quotings, tabs = [(None, None), (None, "\\"), (NONE, None)], delimiter == "\t"
+        for quote, escape in [(NONE, None)] * tabs + quotings:  # of which quotes are mostly text
+            rows, whole = _records(text, delimiter, quote, escape)
+            alike = [row for row in rows if len(row) == len(rows[0])]
+            if not rows or len(rows[0]) < 2 or (tabs and quote == NONE and _enclosed(alike)):
+                continue
+            named = given.delimiter if delimiter == default else delimiter
+            found = replace(given, delimiter=named, quote=quote, escape=escape), alike
+            if whole and len(alike) == len(rows):
+                return found
+            if quote != NONE and escape is None and len(alike) >= 0.9 * len(rows):
+                nearly = nearly or found
+    return nearly
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
-    """Returns the cells of a line, also of one with quotes as text."""
+def _records(text: str, delimiter: str, quote: str | None, escape: str | None) -> tuple[Rows, bool]:
+    """Returns the first rows of a text, and whether nothing but its end is no row."""
+    lines, rows = io.StringIO(text, newline=""), list[list[str]]()
+    options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True, "strict": True}
+    options["quoting"] = csv.QUOTE_NONE if quote == NONE else csv.QUOTE_MINIMAL
+    options["quotechar"] = '"' if quote in (None, NONE) else quote
+    if escape not in (None, NONE):
+        options |= {"escapechar": escape, "doublequote": False}
     try:
-        return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True), [])
+        rows.extend(row for row in islice(csv.reader(lines, **options), _MOST_ROWS) if row)
     except csv.Error:
-        return line.split(delimiter)
+        return rows, len(text) > _BEGINNING // 4 and text.count("\n") - len(rows) < _MOST_LINES
+    return rows, True
 
 
-def _quoting(text: _Text, delimiter: str) -> tuple[str, str | None]:
-    """Returns the quote, or `NONE`, and the escape character of a text."""
-    plain = text.records(delimiter, None, None) if '"' in text else []
-    if delimiter == "\t" and ('"' not in text or (plain and not _enclosed(plain))):
-        return NONE, None
-    quoted = text.records(delimiter, '"', None)
-    escaped = '\\"' in text and text.records(delimiter, '"', "\\")
-    if escaped and (not quoted or any('\\"' in cell for record in quoted for cell in record)):
-        return '"', "\\"
-    if not quoted and plain:
-        return NONE, None
-    return '"', None
-
-
-def _enclosed(records: Sequence[Sequence[str]]) -> bool:
-    """Returns whether quotes are around whole columns or names, of records split without quotes."""
-
-    def quoted(cells: Sequence[str]) -> bool:
-        return all(len(c) > 1 and c[0] == c[-1] == '"' for c in cells)
-
-    return quoted(records[0]) or any(map(quoted, zip(*records[1:], strict=True)))
+def _enclosed(rows: Sequence[Sequence[str]]) -> bool:
+    """Returns whether quotes are around whole columns or names, of rows split without quotes."""
+    return any(
+        all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
+        for cells in (rows[0], *zip(*rows[1:], strict=True))
+    )
 
 
 def _marks(columns: Sequence[Sequence[str]]) -> tuple[str | None, str | None]:
-    """Returns the decimal mark and that of thousands, as far as no cell leaves them in doubt."""
-    present = [
-        [cell for cell in column if cell.lower() not in ("", *MARKERS)] for column in columns
-    ]
-    present = [column for column in present if column]
-    for decimal in (".", ","):
-        for thousands in (*MARKS, None):
-            if thousands != decimal and _written(present, decimal, thousands):
-                return (None if decimal == "." else decimal), thousands
-    return None, None
-
-
-def _written(columns: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> bool:
-    """Returns whether numbers have these marks, and none can have others."""
-    group, point = re.escape(thousands or ""), re.escape(decimal)
-    whole = rf"(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)" if thousands else r"\d+"
-    number = re.compile(rf"[+-]?(?:{whole})?(?:{point}\d+)?", re.ASCII)
-    sure = rf"[+-]?\d{{1,3}}(?:{group}\d{{3}})+{point}\d+|[+-]?\d{{1,3}}(?:{group}\d{{3}}){{2,}}"
-    if thousands is None:
-        sure = rf"[+-]?\d*{point}(?:\d{{1,2}}|\d{{4,}})|[+-]?\d{{4,}}{point}\d+"
-        if decimal == ".":
-            return False
-    certain = re.compile(sure, re.ASCII)
-    any_certain = False
-    for column in columns:
-        if all(map(number.fullmatch, column)):
-            any_certain = any_certain or any(map(certain.fullmatch, column))
-        elif decimal == "," and _has_points(column):
-            return False  # numbers of another form as well
-    return any_certain
-
-
-def _has_points(column: Sequence[str]) -> bool:
-    plain = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
-    return all(map(plain.fullmatch, column)) and any(map(_POINT.fullmatch, column))
+    """Returns the marks by which most columns are numbers, unless others give other numbers."""
+    parse = number_parser(("", *MARKERS))
+    columns = [[cell for cell in cells if not cell.isdecimal()] for cells in columns]
+    readings: list[tuple[dict[int, list[float]], str | None, str | None]] = []
+    for decimal, thousands in product((".", ","), (None, *MARKS)):
+        read = {}
+        for place, cells in enumerate(columns):
+            with suppress(ValueError):
+                numbers = parse([plain_number(cell, decimal, thousands) for cell in cells])
+                read[place] = np.nan_to_num(numbers).tolist()
+        if decimal != thousands:
+            readings.append((read, None if decimal == "." else decimal, thousands))
+    most = max(len(read) for read, *_ in readings)
+    likely = [reading for reading in readings if len(reading[0]) == most]
+    same = all(read == likely[0][0] for read, *_ in likely)
+    return (likely[0][1], likely[0][2]) if same else (None, None)

@@ -5,21 +5,20 @@ a dataset calls `compare_transforms`. Only numpy and the standard library are im
 """
 
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.logs import rule_of
-from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
+from dlrm.documents import brief
 
-_ENTRIES = ("table", "max_length", "kept", "ordered", "weights", "pooling", "target")
-_MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
+_OF_TEXTS = ("true_values", "false_values")
+_ENTRIES = (
+    *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
+    "target",
+)
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
 
 
@@ -56,15 +55,14 @@ def compare_transforms(
         return None
     if dataset is None or here is None:
         return _nothing_tells(dataset, checkpoint, dataset)
-    differences = list(_differences(model, here))
-    if not differences:
+    if (shown := _difference(model, here)) is None:
         return None
-    shown = _listed_fields(differences)
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
         return f"note: {differ} ({shown}); --allow_other_transform continues"
     advice = "--allow_other_transform continues where the tables have the same sizes"
-    if _num_inputs(model) != _num_inputs(here):
+    inputs = [(side.num_numerical, side.num_categorical) for side in (model, here)]
+    if inputs[0] != inputs[1]:
         advice = (
             "A model takes the fields that it was trained on, in their order: prepare the rows "
             "with the schema of its training data, or train a new model"
@@ -91,11 +89,11 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
     if model is None or here is None:
         without = checkpoint if model is None else dataset
         return None if model is here else _nothing_tells(without, checkpoint, dataset)
-    if differences := list(_differences(model, here, extended=True)):
+    if shown := _difference(model, here, extended=True):
         raise ValueError(
             f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
-            f"its dictionaries, got another one: {_listed_fields(differences)}. Trained rows and "
-            "weights would get other values; train a new model on this dataset"
+            f"its dictionaries, got another one: {shown}. Trained rows and weights would get other "
+            "values; train a new model on this dataset"
         )
     return None
 
@@ -109,19 +107,6 @@ def _nothing_tells(
     )
 
 
-def _listed_fields(differences: Sequence[str]) -> str:
-    """Returns the first differences, and the number of the others."""
-    shown = "; ".join(differences[:_MOST_FIELDS])
-    if (more := len(differences) - _MOST_FIELDS) > 0:
-        shown += f"; {more} more field{'s' * (more > 1)} differ{'s' * (more == 1)}"
-    return shown
-
-
-def _num_inputs(transform: Transform) -> tuple[int, int]:
-    """Returns the number of numerical and of categorical fields."""
-    return transform.num_numerical, transform.num_categorical
-
-
 def _load(
     directory: Path, kind: str, verify_data: str, allow_links: bool | None
 ) -> Transform | None:
@@ -133,154 +118,80 @@ def _load(
     return Transform.load(folder)
 
 
-def _differences(model: Transform, here: Transform, extended: bool = False) -> Iterator[str]:
-    """Yields the differences, one per field; with `extended`, dictionaries may be longer here."""
-    if model.is_log != here.is_log:
-        kinds = {False: "named columns", True: "fields of a log"}
-        yield from _unequal("kind", kinds[model.is_log], kinds[here.is_log])
-        return
-    yield from _of_schemas(model, here)
-    if extended:  # the model's scores are corrected for its share
-        yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
+def _difference(model: Transform, here: Transform, extended: bool = False) -> str | None:
+    """Returns the first entry, or value of a dictionary, in which transforms differ.
+
+    Args:
+        extended: whether dictionaries may be longer here.
+    """
+    sides = [_entries(side, extended) for side in (model, here)]
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        values = [side.get(name) for side in sides]
+        if values[0] != values[1]:
+            return f"{name}: {brief(values[0])} for the model and {brief(values[1])} here"
     checksums = model.checksums(), here.checksums()
-    for index, place in _common_fields(model, here):
-        field, number = model.fields[index], model.dictionary_of[index]
-        values = model.dictionaries[number], here.dictionaries[place]
-        if checksums[0][number] == checksums[1][place] and len(values[0]) == len(values[1]):
+    pairs = zip(model.fields, model.dictionary_of, here.dictionary_of, strict=True)
+    for field, number, place in pairs:
+        theirs, ours = model.dictionaries[number], here.dictionaries[place]
+        if checksums[0][number] == checksums[1][place] and len(theirs) == len(ours):
             continue
-        fixed = not extended or field.hash_buckets > 0
-        lines = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
-        if lines and extended and len(values[1]) > len(values[0]) and fixed:
-            lines = [f"{lines[0]} (its hash buckets follow its dictionary, so their ids change)"]
-        yield from lines
+        grows = extended and not field.hash_buckets
+        if (shown := _other_value(theirs, ours, grows)) is not None:
+            if extended and not grows and len(ours) > len(theirs):
+                shown += " (its hash buckets follow its dictionary, so their ids change)"
+            return f"{_named('categorical', field.column)}: {shown}"
+    return None
 
 
-def _name(kind: str, column: str) -> str:
+def _entries(side: Transform, extended: bool) -> dict[str, Any]:
+    """Returns what a transform makes of values, besides its dictionaries, as JSON."""
+    schema, columns = side.schema, side.schema.numerical
+    entries: dict[str, Any] = {
+        "label": [schema.label.column, *schema.label.positives],
+        **{f"numerical {i}": field.column for i, field in enumerate(columns)},
+        **{f"categorical {i}": name for i, name in enumerate(schema.categorical_names)},
+        **{f"cross {cross.column}": list(cross.fields) for cross in schema.crosses},
+    }
+    if extended:  # the model's scores are corrected for its share
+        entries["keep_negatives"] = side.keep_negatives
+    for field, fitted in zip(columns, side.numerical, strict=True):
+        facts = {name: getattr(field, name) for name in ("transform", *_OF_TEXTS)}
+        facts |= {"missing_values": schema.missing_of(field)}
+        facts |= {"mean": fitted.mean, "deviation": fitted.deviation}
+        facts |= {"edges": fitted.edges.tolist()} if field.rule.bins else {}
+        place = _named("numerical", field.column)
+        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
+    for feature in side.fields:
+        facts = {name: getattr(feature, name) for name in (*_ENTRIES, *_OF_TEXTS)}
+        facts |= {"missing_values": schema.missing_of(feature)}
+        place = _named("categorical", feature.column)
+        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
+    return {
+        name: sorted(set(fact)) if isinstance(fact, tuple) else fact
+        for name, fact in entries.items()
+    }
+
+
+def _named(kind: str, column: str) -> str:
     """Returns the name of a field in messages; those of logs begin with their kind."""
     return column if column.startswith(f"{kind} ") else f"{kind} {column}"
 
 
-def _common_fields(model: Transform, here: Transform) -> Iterator[tuple[int, int]]:
-    """Yields the model's fields that both have, with the index of the dictionary here."""
-    places = dict(zip(here.schema.categorical_names, here.dictionary_of, strict=True))
-    for index, name in enumerate(model.schema.categorical_names):
-        if name in places:
-            yield index, places[name]
-
-
-def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
-    first, second = model.schema, here.schema
-    labels = [
-        f"{s.label.column!r}"
-        + (f" being {', '.join(map(repr, s.label.positives))}" if s.label.positives else "")
-        for s in (first, second)
-    ]
-    yield from _unequal("label", *labels)
-    yield from _of_meanings(first, second)
-    yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
-    yield from _of_numbers(model, here)
-    yield from _of_columns("categorical", first.categorical_names, second.categorical_names)
-    crosses = {cross.column: cross for cross in second.crosses}
-    for cross in first.crosses:
-        if (same := crosses.get(cross.column)) is not None:
-            lists = [", ".join(side.fields) for side in (cross, same)]
-            yield from _unequal(f"cross {cross.column}: fields", *lists)
-    theirs = {field.column: field for field in here.fields}
-    for field in model.fields:
-        if (other := theirs.get(field.column)) is not None:
-            name = _name("categorical", field.column)
-            yield from _unequal(f"{name}: type", field.type, other.type)
-            yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
-            for entry in _ENTRIES:
-                values = getattr(field, entry), getattr(other, entry)
-                yield from _unequal(f"{name}: {entry}", *values)
-
-
-def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
-    """Yields the numerical fields of both that are transformed in different ways."""
-    fields = [
-        {
-            field.column: (field, fitted)
-            for field, fitted in zip(side.schema.numerical, side.numerical, strict=True)
-        }
-        for side in (model, here)
-    ]
-    names = [name for name in fields[0] if name in fields[1]]
-    rules = [(fields[0][name][0].transform, fields[1][name][0].transform) for name in names]
-    if model.is_log:
-        yield from _unequal("numeric transform", rule_of(model.schema), rule_of(here.schema))
-        rules = []
-    for name, both in zip(names, rules, strict=False):
-        yield from _unequal(f"{_name('numerical', name)}: transform", *both)
-    for name in names:
-        (field, theirs), (_, ours) = fields[0][name], fields[1][name]
-        name = _name("numerical", name)
-        scales = [f"mean {side.mean!r}, deviation {side.deviation!r}" for side in (theirs, ours)]
-        yield from _unequal(name, *scales)
-        if field.rule.bins and not all(map(np.array_equal, theirs[2:], ours[2:])):
-            edges = [
-                f"{len(side.edges)} edges {side.edges[:3].tolist()}..." for side in (theirs, ours)
-            ]
-            yield f"{name}: {edges[0]} for the model and {edges[1]} here"
-
-
-def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
-    """Yields the fields of both schemas in which texts have other meanings."""
-    numerical = {field.column: field for field in second.numerical}
-    categorical = {field.column: field for field in second.categorical}
-    pairs: list[tuple[NumericalField | CategoricalField, NumericalField | CategoricalField]] = []
-    pairs += [(f, numerical[f.column]) for f in first.numerical if f.column in numerical]
-    pairs += [(f, categorical[f.column]) for f in first.categorical if f.column in categorical]
-    for theirs, ours in pairs:
-        missing = first.missing_of(theirs), second.missing_of(ours)
-        yield from _unequal(f"{theirs.column}: missing values", *map(_listed, missing))
-        for name in ("true_values", "false_values"):
-            texts = getattr(theirs, name), getattr(ours, name)
-            yield from _unequal(f"{theirs.column}: {name}", *map(_listed, texts))
-
-
-def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(map(repr, sorted(set(texts)))) or "none"
-
-
-def _unequal(field: str, model: Any, here: Any) -> Iterator[str]:
-    if model != here:
-        shown = ["none" if value is None else value for value in (model, here)]
-        yield f"{field}: {shown[0]} for the model and {shown[1]} here"
-
-
-def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterator[str]:
-    """Yields differences between the columns, which are the model's inputs in order."""
-    alone = [name for name in model if name not in here], [n for n in here if n not in model]
-    if len(model) == len(here):
-        for index, (theirs, ours) in enumerate(zip(model, here, strict=True)):
-            yield from _unequal(f"{kind} {index}", theirs, ours)
-    elif any(alone):
-        pairs = zip(alone, ("of the model alone", "here alone"), strict=True)
-        yield f"{kind} fields: " + "; ".join(f"{', '.join(n)} {of}" for n, of in pairs if n)
-
-
-def _of_dictionaries(field: str, model: Dictionary, here: Dictionary, fixed: bool) -> Iterator[str]:
-    """Yields the first ids with different values, on one line, or nothing.
-
-    Unless `fixed`, there may be more values here.
-    """
+def _other_value(model: Dictionary, here: Dictionary, grows: bool) -> str | None:
+    """Returns the first id with different values; one that `grows` may have more of them here."""
     common, longest = sorted([len(model), len(here)])
-    places: list[int] = []
     for begin in range(0, common, _BLOCK):
         end = min(begin + _BLOCK, common)
         unequal = model.keys[begin:end] != here.keys[begin:end]
-        places += (begin + np.flatnonzero(unequal)[:_MOST_IDS]).tolist()
-        if len(places) >= _MOST_IDS:
+        if unequal.any():
+            place = begin + int(unequal.argmax())
             break
-    if fixed or len(model) > len(here):
-        places += range(common, longest)[:_MOST_IDS]
-    meanings = [
-        f"id {place + 1} is {_shown(model, place)} for the model and {_shown(here, place)} here"
-        for place in places[:_MOST_IDS]
-    ]
-    if meanings:
-        yield f"{field}: {', '.join(meanings)}"
+    else:
+        if common == longest or (grows and len(here) == longest):
+            return None
+        place = common
+    shown = [_shown(side, place) for side in (model, here)]
+    return f"id {place + 1} is {shown[0]} for the model and {shown[1]} here"
 
 
 def _shown(dictionary: Dictionary, place: int) -> str:

@@ -2,7 +2,8 @@
 
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.fields import CategoricalField, Cross, NumericalField
@@ -14,21 +15,6 @@ FIELDS: dict[str, type] = {
     "crosses": Cross,
 }
 _Kind = TypeVar("_Kind")
-_TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type", "separator"), (str,)),
-    **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
-    "format": (str, None),
-    **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
-    **dict.fromkeys(("thousands", "compression"), (str, None)),
-    "header": (bool, None),
-    **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
-    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets"), (int,)),
-    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
-    **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
-    "negative": (tuple, None),
-    **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
-    **dict.fromkeys(("true_values", "false_values"), (tuple,)),
-}
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
 # The entry of a field that is one word; None is none.
 _SHORT: dict[type, str | None] = {Cross: None, TextFormat: None}
@@ -58,26 +44,24 @@ def made_of(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise ValueError(f"{where}{name}: missing")
-    checked = {name: _checked(where, name, value) for name, value in values.items()}
-    return kind(**checked)
+    types = get_type_hints(kind)
+    return kind(**{name: _checked(where, name, v, types[name]) for name, v in values.items()})
 
 
-def _checked(where: str, name: str, value: Any) -> Any:
+def _checked(where: str, name: str, value: Any, hint: Any) -> Any:
     """Returns the value of an entry in its type, with numbers that YAML parsed as texts."""
-    types = _TYPES.get(name)
-    if types is None or (value is None and None in types) or isinstance(value, TextFormat):
-        return value
-    expected = types[0]
-    if name == "positive" and isinstance(value, list | tuple):
-        expected = tuple
-    if expected is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a column named 0, or the label 1
-    if expected is str and isinstance(value, bool):
-        return str(value).lower()
-    if expected is tuple and isinstance(value, list | tuple):
-        return tuple(_checked(where, "column", item) for item in value)
-    if not isinstance(value, expected or object) or (expected is int and isinstance(value, bool)):
-        raise ValueError(f"{where}{name}: expected {_NAMES[expected or str]}, got {brief(value)}")
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    types = [get_origin(kind) or kind for kind in kinds]
+    if isinstance(value, list | tuple) and tuple in types:
+        if any(get_args(kind)[:1] == (str,) for kind in kinds):
+            return tuple(_checked(where, "column", item, str) for item in value)
+        return value  # fields, which are made already
+    if str in types and isinstance(value, int | float):
+        return str(value).lower() if isinstance(value, bool) else str(value)  # a column named 0
+    is_bool = isinstance(value, bool) and bool not in types
+    if is_bool or not isinstance(value, tuple(types)):
+        expected = next((words for kind, words in _NAMES.items() if kind in types), "a map")
+        raise ValueError(f"{where}{name}: expected {expected}, got {brief(value)}")
     return value
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -12,6 +12,7 @@ from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
+from dlrm.settings import REQUIRED, setting, settings_of
 
 NUMERICAL_TYPES = ("number", "decimal")
 CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
@@ -30,23 +31,25 @@ _NO_SEPARATORS = '"\r\n\0'
 
 @dataclass(frozen=True)
 class Cross:
-    """A categorical field whose values are the combinations of values of other fields.
+    """A categorical field whose values are the combinations of values of other fields."""
 
-    Attributes:
-        fields: columns of two or more categorical fields, with one value per row.
-        name: name of the field; None is the columns, joined by "_x_".
-        buckets: number of ids, chosen by hash, that combinations without an id of their own share;
-            0 gives them id 0, which is that of rows with a missing value.
-        frequency_limit: combinations in at least this many training rows have ids of their own;
-            None gives no combination its own id.
-        max_ids: number of combinations with ids of their own, the most frequent ones; None is all.
-    """
-
-    fields: tuple[str, ...]
-    name: str | None = None
-    buckets: int = 0
-    frequency_limit: int | None = None
-    max_ids: int | None = None
+    fields: tuple[str, ...] = setting(
+        REQUIRED, "columns of two or more categorical fields, with one value a row"
+    )
+    name: str | None = setting(None, "name of the field; default: the columns, joined by _x_")
+    buckets: int = setting(
+        0,
+        "number of ids, chosen by hash, that combinations without an id of their own share; 0 "
+        "gives them id 0, which is that of rows with a missing value",
+    )
+    frequency_limit: int | None = setting(
+        None,
+        "combinations in at least this many training rows have ids of their own; default: none has",
+    )
+    max_ids: int | None = setting(
+        None,
+        "number of combinations with ids of their own, the most frequent ones; default: all",
+    )
 
     def __post_init__(self) -> None:
         where = f"cross {self.column}"
@@ -72,20 +75,19 @@ class Cross:
 
 @dataclass(frozen=True)
 class Label:
-    """The column of labels.
+    """The column of labels."""
 
-    Attributes:
-        column: its name.
-        positive: the value that counts as 1, or several; None if labels are 0 and 1, or false and
-            true.
-        negative: values that count as 0; None accepts one other value.
-        any_negative: whether all other values count as 0; of numbers, all other numbers.
-    """
-
-    column: str
-    positive: str | tuple[str, ...] | None = None
-    negative: tuple[str, ...] | None = None
-    any_negative: bool = False
+    column: str = setting(REQUIRED, "its name")
+    positive: str | tuple[str, ...] | None = setting(
+        None,
+        "the value that counts as 1, or several; default: labels are 0 and 1, or false and true",
+    )
+    negative: tuple[str, ...] | None = setting(
+        None, "values that count as 0; default: one other value"
+    )
+    any_negative: bool = setting(
+        False, "whether all other values count as 0; of numbers, all other numbers"
+    )
 
     def __post_init__(self) -> None:
         if self.positive == ():
@@ -104,47 +106,48 @@ class Label:
         return self.positive or ()
 
 
-def _check_choice(where: str, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises ValueError if an entry is not one of its choices."""
-    if value not in choices:
-        raise ValueError(
-            f"{where}: {name}: expected one of {', '.join(choices)}, got {brief(value)}"
-        )
+def _check_entries(where: str, field: Any) -> None:
+    """Raises ValueError for an entry that its setting does not take."""
+    for name, described in settings_of(type(field)).items():
+        if not described.takes(value := getattr(field, name)):
+            raise ValueError(f"{where}: {name}: expected {described.expected}, got {brief(value)}")
+
+
+_MISSING_VALUES = "texts that mean missing, besides empty ones; default: those of the schema"
+_SPELLINGS = "texts that mean {}, besides `{}` in lower case, in upper case and capitalized"
 
 
 @dataclass(frozen=True)
 class NumericalField:
-    """A column of numbers.
+    """A column of numbers."""
 
-    Attributes:
-        column: its name.
-        transform: a name in `NUMERIC_TRANSFORMS`.
-        bins: number of bins to fit, at quantiles of the values and of the distinct values; 0 fits
-            none.
-        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
-        true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
-            `true` and `false` in lower case, in upper case and capitalized.
-        type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
-        required: whether a row without a number is a bad one.
-    """
-
-    column: str
-    transform: str = "standardize"
-    bins: int = 0
-    missing_values: tuple[str, ...] | None = None
-    true_values: tuple[str, ...] = ()
-    false_values: tuple[str, ...] = ()
-    type: str = "number"
-    required: bool = False
+    column: str = setting(REQUIRED, "its name")
+    transform: str = setting(
+        "standardize", "the transform of its numbers", choices=NUMERIC_TRANSFORMS
+    )
+    bins: int = setting(
+        0,
+        "number of bins to fit, at quantiles of the values and of the distinct values; 0 fits none",
+        least=0,
+        most=MAX_BINS,
+    )
+    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    true_values: tuple[str, ...] = setting((), _SPELLINGS.format("1", "true"))
+    false_values: tuple[str, ...] = setting((), _SPELLINGS.format("0", "false"))
+    type: str = setting(
+        "number",
+        "decimal is an integer of up to 18 digits, as logs have them",
+        choices=NUMERICAL_TYPES,
+    )
+    required: bool = setting(False, "whether a row without a number is a bad one")
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
-        _check_choice(where, "type", self.type, NUMERICAL_TYPES)
+        _check_entries(where, self)
         if self.type != "number" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
-        _check_choice(where, "transform", self.transform, NUMERIC_TRANSFORMS)
-        if self.bins not in range(MAX_BINS + 1) or self.bins == 1:
-            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got {self.bins}")
+        if self.bins == 1:
+            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got 1")
         _check_spellings(where, self)
 
     @property
@@ -160,66 +163,94 @@ class NumericalField:
 
 @dataclass(frozen=True)
 class CategoricalField:
-    """A column of values, or of lists of them, each with a row of an embedding table.
+    """A column of values, or of lists of them, each with a row of an embedding table."""
 
-    Attributes:
-        column: its name.
-        type: "string" (text without surrounding blanks), "integer" (64 bits), "hexadecimal" (up to
-            16 digits, of which zeros at the beginning mean nothing) or "id": values are the ids
-            themselves, from 0, and every row must have one.
-        frequency_limit: values in fewer training rows have no id of their own.
-        max_ids: number of values with ids of their own, the most frequent ones; None is all, 0 is
-            none.
-        hash_buckets: number of further ids, chosen by hash, that values without their own share; 0
-            gives them id 0, which is that of missing values.
-        dictionary: name of a dictionary that fields share, for which their counts are added up;
-            None is a dictionary of the field's own, or that of its `table`.
-        table: name of an embedding table that fields share; they share the dictionary of this name,
-            too. None is a table of the field's own.
-        max_length: for a list field, with several values per row: number of values to keep; None is
-            one value per row.
-        keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
-            lists. None is the last ones, or the first ones if they are not ordered.
-        ordered: whether ids stay in the order of the list. Otherwise they are sorted before a
-            longer list is truncated, so that the order in the source has no effect: ids of frequent
-            values come first, and id 0 last.
-        weights: column with a list of numbers, one for each value; None for none.
-        pooling: "sum" or "mean" of the rows that are looked up, or "attention", which weighs them
-            by their relation to the candidate; None follows the model's `--pooling`.
-        target: with "attention", the field of the candidate: another field of the same `table`,
-            with one value per row.
-        separator: separator of the values in CSV.
-        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
-        true_values, false_values: texts that mean true and false, besides `true` and `false` in
-            lower case, in upper case and capitalized.
-        cardinality: for the type "id", number of rows of the table, greater than every id; None is
-            the greatest id of all splits plus one.
-    """
-
-    column: str
-    type: str = "string"
-    frequency_limit: int = 1
-    max_ids: int | None = None
-    hash_buckets: int = 0
-    dictionary: str | None = None
-    table: str | None = None
-    max_length: int | None = None
-    keep: str | None = None
-    ordered: bool = True
-    weights: str | None = None
-    pooling: str | None = None
-    target: str | None = None
-    separator: str = "|"
-    missing_values: tuple[str, ...] | None = None
-    true_values: tuple[str, ...] = ()
-    false_values: tuple[str, ...] = ()
-    cardinality: int | None = None
+    column: str = setting(REQUIRED, "its name")
+    type: str = setting(
+        "string",
+        "string is text without surrounding blanks, integer has 64 bits, hexadecimal has up to 16 "
+        "digits, of which zeros at the beginning mean nothing; of id, values are the ids "
+        "themselves, from 0, and every row must have one",
+        choices=CATEGORICAL_TYPES,
+    )
+    frequency_limit: int = setting(
+        1, "values in fewer training rows have no id of their own", least=1
+    )
+    max_ids: int | None = setting(
+        None,
+        "number of values with ids of their own, the most frequent ones; default: all",
+        least=0,
+    )
+    hash_buckets: int = setting(
+        0,
+        "number of further ids, chosen by hash, that values without their own share; 0 gives them "
+        "id 0, which is that of missing values",
+        least=0,
+        most=_MAX_BUCKETS,
+    )
+    dictionary: str | None = setting(
+        None,
+        "name of a dictionary that fields share, for which their counts are added up; default: one "
+        "of the field's own, or that of its table",
+    )
+    table: str | None = setting(
+        None,
+        "name of an embedding table that fields share, with the dictionary of this name; default: "
+        "one of the field's own",
+    )
+    max_length: int | None = setting(
+        None,
+        "number of values to keep, which makes it a field of lists; default: one value a row",
+        least=1,
+        most=MAX_LENGTH,
+    )
+    keep: str | None = setting(
+        None,
+        "which values of a longer list to keep; all refuses longer lists; default: the last ones, "
+        "or the first ones if they are not ordered",
+        choices=KEEP,
+    )
+    ordered: bool = setting(
+        True,
+        "whether ids stay in the order of the list; otherwise they are sorted before a longer list "
+        "is cut, so that the order in the source has no effect: ids of frequent values come first, "
+        "and id 0 last",
+    )
+    weights: str | None = setting(
+        None, "column with a list of numbers, one for each value; default: none"
+    )
+    pooling: str | None = setting(
+        None,
+        "how the rows that are looked up become one; attention weighs them by their relation to "
+        "the candidate; default: that of the model's --pooling",
+        choices=(*POOLINGS, ATTENTION),
+    )
+    target: str | None = setting(
+        None,
+        "with attention, the field of the candidate: another field of the same table, with one "
+        "value a row",
+    )
+    separator: str = setting("|", "separator of the values in CSV")
+    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    true_values: tuple[str, ...] = setting((), _SPELLINGS.format("true", "true"))
+    false_values: tuple[str, ...] = setting((), _SPELLINGS.format("false", "false"))
+    cardinality: int | None = setting(
+        None,
+        "for the type id, number of rows of the table, greater than every id; default: the "
+        "greatest id of all splits plus one",
+        least=1,
+        most=layout.MAX_CARDINALITY,
+    )
 
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
+        _check_entries(where, self)
         _check_spellings(where, self)
-        _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
-        self._check_ids(where)
+        if self.type == "id":
+            why = "expected a type other than id, whose values are kept as they are"
+            self._check_defaults(where, _OF_DICTIONARIES, why)
+        elif self.cardinality is not None:
+            raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
         for name in ("table", "dictionary"):
             if getattr(self, name) == "":
                 raise ValueError(f"{where}: {name}: expected a name, got ''")
@@ -230,29 +261,9 @@ class CategoricalField:
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
-        for name, least in {"frequency_limit": 1, "max_ids": 0}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{where}: {name}: expected {least} or more, got {value}")
-        if not 0 <= self.hash_buckets <= _MAX_BUCKETS:
-            raise ValueError(
-                f"{where}: hash_buckets: expected 0 to {_MAX_BUCKETS}, got {self.hash_buckets}"
-            )
         if self.max_ids == 0 and not self.hash_buckets:
             raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
         self._check_list(where)
-
-    def _check_ids(self, where: str) -> None:
-        if self.type != "id":
-            if self.cardinality is not None:
-                raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
-            return
-        why = "expected a type other than id, whose values are kept as they are"
-        self._check_defaults(where, _OF_DICTIONARIES, why)
-        if self.cardinality is not None and not 1 <= self.cardinality <= layout.MAX_CARDINALITY:
-            raise ValueError(
-                f"{where}: cardinality: expected 1 to {layout.MAX_CARDINALITY}, got "
-                f"{self.cardinality}"
-            )
 
     def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
         for field in fields(self):
@@ -264,21 +275,11 @@ class CategoricalField:
             why = "expected max_length too, which makes a field one of lists, got none"
             self._check_defaults(where, _OF_LISTS, why)
             return
-        if not 1 <= self.max_length <= MAX_LENGTH:
-            raise ValueError(
-                f"{where}: max_length: expected 1 to {MAX_LENGTH}, got {self.max_length}"
-            )
-        poolings = (None, *POOLINGS, ATTENTION)
-        for name, allowed in (("keep", (None, *KEEP)), ("pooling", poolings)):
-            if (value := getattr(self, name)) not in allowed:
-                shown = ", ".join(filter(None, allowed))
-                raise ValueError(f"{where}: {name}: expected one of {shown}, got {brief(value)}")
         if len(self.separator) != 1 or self.separator in _NO_SEPARATORS:
             raise ValueError(
                 f"{where}: separator: expected one character, and no quote or end of a line, got "
                 f"{brief(self.separator)}"
             )
-
         if self.pooling == ATTENTION:
             self._check_attended(where)
         elif self.target is not None:
@@ -328,29 +329,26 @@ class CategoricalField:
 
 @dataclass(frozen=True)
 class TimeField:
-    """The column of times: timestamps, or text in ISO 8601.
+    """The column of times: timestamps, or text in ISO 8601."""
 
-    Attributes:
-        column: its name.
-        zone: time zone of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses
-            them. A local time that occurs twice is the first one, and a local time that the clocks
-            skip is the last moment before.
-        unit: "s", "ms", "us" or "ns" of numbers that count from 1970-01-01 in UTC; None refuses
-            them.
-        format: form of times in text, as `datetime.strptime` takes it; None is ISO 8601.
-    """
-
-    column: str
-    zone: str | None = None
-    unit: str | None = None
-    format: str | None = None
+    column: str = setting(REQUIRED, "its name")
+    zone: str | None = setting(
+        None,
+        "time zone of timestamps without one, such as UTC or Europe/Zurich; default: these are "
+        "refused. A local time that occurs twice is the first one, and one that the clocks skip is "
+        "the last moment before",
+    )
+    unit: str | None = setting(
+        None,
+        "unit of numbers that count from 1970-01-01 in UTC; default: these are refused",
+        choices=TIME_UNITS,
+    )
+    format: str | None = setting(
+        None, "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
+    )
 
     def __post_init__(self) -> None:
-        if self.unit not in (None, *TIME_UNITS):
-            raise ValueError(
-                f"time {self.column}: unit: expected {', '.join(TIME_UNITS)}, got "
-                f"{brief(self.unit)}"
-            )
+        _check_entries(f"time {self.column}", self)
         if self.format is not None and not set(_DAYS) & set(_DIRECTIVE.findall(self.format)):
             raise ValueError(
                 f"time {self.column}: format: expected directives such as %d/%m/%Y %H:%M, got "

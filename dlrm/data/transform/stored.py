@@ -1,8 +1,6 @@
 """The files of a fitted transform.
 
-table.json          the schema, means, edges of bins, sizes and checksums of the dictionaries
-transform.json      for logs: the number of columns, the rule for numbers, the limits, sizes and
-                    checksums
+transform.json      the schema, means, edges of bins, sizes and checksums of the dictionaries
 dictionary_<i>.npy  uint32 or uint64 keys of dictionary i in the order of their ids
 texts_<i>.npy       for strings, their concatenated bytes
 ends_<i>.npy        the end of each string
@@ -10,26 +8,20 @@ ends_<i>.npy        the end of each string
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.data.transform.dictionaries import (
-    Dictionary,
-    FrequencyLimit,
-)
-from dlrm.data.transform.logs import log_schema, rule_of
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.values import TEXT
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 if TYPE_CHECKING:
     from dlrm.data.transform.transform import Transform
 
-TABLE, LOG = "table.json", "transform.json"
+FACTS = "transform.json"
 _VERSION = 1
 
 
@@ -40,16 +32,11 @@ def digest(directory: Path) -> str:
 
 def facts_file(directory: Path) -> Path:
     """Returns the file that is written last; its presence shows that a transform is whole."""
-    table = directory / TABLE
-    return table if table.is_file() else directory / LOG
+    return directory / FACTS
 
 
 def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]]) -> None:
-    """Writes `table.json`, or `transform.json` for logs, after the dictionaries."""
-    if transform.is_log:
-        text = json.dumps(_log_facts(transform, crcs), indent=2)
-        write_atomically(directory / LOG, f"{text}\n")
-        return
+    """Writes `transform.json`, after the dictionaries."""
     facts = {
         "version": _VERSION,
         "schema": transform.schema.to_dict(),
@@ -64,7 +51,7 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         "kinds": list(transform.kinds),
     }
     text = json.dumps(facts, indent=1, ensure_ascii=False)
-    write_atomically(directory / TABLE, f"{text}\n")
+    write_atomically(directory / FACTS, f"{text}\n")
 
 
 def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
@@ -77,19 +64,18 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
     path = facts_file(directory)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file, so {directory} is no fitted transform")
-    readers = {TABLE: _read_table, LOG: _read_log}
     try:
         facts = read_json(path)
         if facts["version"] != _VERSION:
             raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
-        return make(**readers[path.name](directory, facts))
+        return make(**_read(directory, facts))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if str(error).startswith(str(directory)):
             raise
         raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
 
 
-def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def _read(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     schema = Schema.from_dict(facts["schema"])
     numerical = [Fitted.from_dict(statistics) for statistics in facts["numerical"]]
     types = [fields[0].type for fields in schema.dictionaries().values()]
@@ -125,40 +111,3 @@ def texts_in(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"expected a list of texts as columns, got {brief(values)}")
     return tuple(values)
-
-
-def _log_facts(transform: "Transform", crcs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    limits = [field.frequency_limit for field in transform.fields]
-    ((default, _),) = Counter(limits).most_common(1) or [(FrequencyLimit().default, 0)]
-    return {
-        "version": _VERSION,
-        "num_numerical": transform.num_numerical,
-        "numeric_transform": rule_of(transform.schema),
-        "frequency_limit": {
-            "default": default,
-            "by_column": {str(i): n for i, n in enumerate(limits) if n != default},
-        },
-        "dictionary_sizes": [len(dictionary) for dictionary in transform.dictionaries],
-        "dictionary_crc32": [crc for (crc,) in crcs],
-    }
-
-
-def _read_log(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    sizes, limits = facts["dictionary_sizes"], facts["frequency_limit"]
-    by_column = {int(column): limit for column, limit in limits["by_column"].items()}
-    limit = FrequencyLimit(limits["default"], by_column)
-    num_numerical, rule = facts["num_numerical"], facts["numeric_transform"]
-    crcs = facts["dictionary_crc32"]
-    if len(crcs) != len(sizes):
-        raise ValueError(f"{len(crcs)} checksums of {len(sizes)} dictionaries")
-    schema = log_schema(num_numerical, limit.each(len(sizes)), rule)
-    return {
-        "schema": schema,
-        "numerical": [Fitted()] * num_numerical,
-        "dictionaries": [
-            Dictionary.load(directory, i, size, "hexadecimal") for i, size in enumerate(sizes)
-        ],
-        "kinds": [TEXT] * len(sizes),
-        "crcs": [[crc] for crc in crcs],
-        "directory": directory,
-    }

@@ -100,7 +100,7 @@ def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
         _say(f"in doubt:    {shown_name(name)}, {why}")
     for name, why in drafted.left_out.items():
         _say(f"left out:    {shown_name(name)}, {why}")
-    for name, why in (drafted.leaks | drafted.partial_leaks).items():
+    for name, why in drafted.leaks.items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
     for name, why in drafted.inexact.items():
         _say(f"warning:     {shown_name(name)} has {why}; prepare refuses it")

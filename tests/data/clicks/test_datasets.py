@@ -69,7 +69,7 @@ def test_batches_in_any_order_are_the_rows_that_were_written(tmp_path, dataset_t
     assert_batches_are(datasets.train, written["train"], 10, [10, 0, 3, 3, 9, 1])
     assert_batches_are(datasets.test, written["test"], 7, [4, 0])
     assert_batches_are(datasets.validation, written["validation"], 7, [1, 0])
-    assert [len(d) for d in datasets] == [11, 5, 2]
+    assert [len(split) for split in datasets.named().values()] == [11, 5, 2]
     assert datasets.train.table_sizes == SIZES
     assert datasets.train.num_numerical == 4
     assert datasets.train.num_samples == 107

@@ -136,7 +136,8 @@ def test_a_dataset_tells_whether_its_batches_have_one_id_each(device, hotness, s
 
 def test_hotness_reaches_the_dataset_and_is_checked():
     config = {"dataset_type": "synthetic_gpu", "synthetic_dataset_table_sizes": [9] * 26}
-    train, test, _ = open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3]))
+    datasets = open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3]))
+    train, test = datasets.train, datasets.test
     assert train.batch(0).lengths.max() == test.batch(0).lengths.max() == 3
     with pytest.raises(
         ValueError, match="--synthetic_dataset_hotness: .*one for each of 26.*got 2"
@@ -173,7 +174,8 @@ def test_a_configuration_opens_both_splits_in_memory():
         num_numerical_features=2,
         dataset_subset=0.5,
     )
-    train, test, validation = open_datasets(config)
+    datasets = open_datasets(config)
+    train, test, validation = datasets.train, datasets.test, datasets.validation
     assert (len(train), train.num_samples, len(test), test.num_samples) == (2, 80, 4, 100)
     assert validation is None
     assert (train.table_sizes, train.num_numerical) == ([3, 4], 2)
@@ -207,7 +209,8 @@ def disk_config(directory, **changes):
 
 
 def test_the_rows_on_disk_are_all_fresh(tmp_path):
-    train, test, _ = open_datasets(disk_config(tmp_path / "d"))
+    datasets = open_datasets(disk_config(tmp_path / "d"))
+    train, test = datasets.train, datasets.test
     assert (train.num_samples, test.num_samples) == (70_000, 70_000)
     ids = torch.cat([d.batch(i).categorical for d in (train, test) for i in range(len(train))])
     # 140,000 draws of 10 * 1000 * 100,000 triples repeat 10 by chance, deviation 3.

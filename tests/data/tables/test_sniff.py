@@ -13,6 +13,8 @@ CASES = {
     "tabs in .txt": ("q\ty\nb\t1\nc\t0\n", ".txt", {"delimiter": "\t", "quote": "none"}),
     "quoted tabs": ('"q"\t"y"\n"a\tb"\t"1"\n', ".tsv", {}),
     "semicolons": ("a;b\n1;x\n2;y, z\n", ".csv", {"delimiter": ";"}),
+    "Hive's cells": ("a\x01b\n1\x01x\n", ".csv", {"delimiter": "\x01"}),
+    "a bad line": ("a;b\n" + "1;x\n" * 30 + "1;2;3\n", ".csv", {"delimiter": ";"}),
     "bars": ("a|b\n1|x\n", ".csv", {"delimiter": "|"}),
     "one column": ("a\nx;y\nz\n", ".csv", {}),
     "decimal commas": ("a;b\n1,5;x\n12,25;y\n", ".csv", {"delimiter": ";", "decimal": ","}),
@@ -59,6 +61,13 @@ def test_encodings(tmp_path, encoding, text, expected, suffix):
     found, line = sniff(find_tables([tmp_path]), TextFormat())
     assert found.encoding == expected
     assert ("in doubt" in (line or "")) == (expected in ("latin-1", "cp1252"))
+
+
+@pytest.mark.parametrize("first", ["# of Monday", "sep=;", "sales; 2026"])
+def test_a_line_before_the_header_is_named(tmp_path, first):
+    (tmp_path / "rows.csv").write_text(f"{first}\na;b;c\n1;x;2\n2;y;3\n")
+    with pytest.raises(ValueError, match=f"line 1: expected the names .* got '{first}'; remove"):
+        sniff(find_tables([tmp_path]), TextFormat())
 
 
 def test_what_a_user_names_counts(tmp_path):

@@ -44,9 +44,12 @@ def test_the_same_transform_is_no_difference(tmp_path):
     ("changes", "message"),
     [
         ({"dictionaries": (HASHES[[2, 1, 0, 3]], HASHES[:2])}, "categorical 0: id 1 is 68fd1e64 f"),
-        ({"dictionaries": (HASHES,)}, "categorical fields: categorical 1 of the model alone."),
-        ({"num_numerical": 3}, "numerical fields: numerical 2 here alone."),
-        ({"rule": "nvidia"}, "numeric transform: readme for the model and nvidia here."),
+        (
+            {"dictionaries": (HASHES,)},
+            "'categorical 1' for the model and None here.",
+        ),
+        ({"num_numerical": 3}, "numerical 2: None for the model and 'numerical 2' here."),
+        ({"rule": "nvidia"}, "transform: 'log' for the model and 'nvidia' here."),
     ],
 )
 def test_what_differs_of_logs_is_said(tmp_path, changes, message):
@@ -58,41 +61,38 @@ def test_what_differs_of_logs_is_said(tmp_path, changes, message):
     assert said.startswith(f"note: {here}: its transform is not that of {model}")
 
 
-def test_three_fields_are_named_and_the_others_counted(tmp_path):
-    model = log_of(tmp_path / "model")
-    other = {"num_numerical": 3, "dictionaries": (HASHES[::-1].copy(), HASHES[1::-1].copy())}
-    for rule, ending in (
-        ("nvidia", "; 1 more field differs."),
-        ("readme", " for the model and 68"),
-    ):
-        here = log_of(tmp_path / rule, rule=rule, **other)
-        with pytest.raises(ValueError, match="categorical 0: id 1 is") as raised:
-            compare_transforms(model, here)
-        assert ending in str(raised.value)
-        assert ("more field" in str(raised.value)) == (rule == "nvidia")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"dictionaries": {"city": ["Rome", "Lima", "Oslo"], "job": ["a", "b"]}},
-            "categorical city: id 2 is 'Oslo' for the model and 'Lima' here, id 3 is",
+            "categorical city: id 2 is 'Oslo' for the model and 'Lima' here",
         ),
         (
             {"scales": {"age": (30.5, 7.25), "hours": (40.0, 2.0000000000000004)}},
-            "numerical hours: mean 40.0, deviation 2.0 for the model and mean 40.0, deviation "
-            "2.0000000000000004 here",
+            "numerical hours: deviation: 2.0 for the model and 2.0000000000000004 here",
         ),
-        ({"numeric_transform": "log"}, "numerical age: transform: standardize for the model and l"),
-        ({"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}}, "numerical 0: age for the model"),
+        (
+            {"numeric_transform": "log"},
+            "age: transform: 'standardize' for the model and 'log' here",
+        ),
+        (
+            {"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}},
+            "numerical 0: 'age' for ",
+        ),
         (
             {"dictionaries": {"new": ["x"], "city": CITIES, "other": ["y"], "job": ["a", "b"]}},
-            r"categorical fields: new, other here alone\. A model takes the fields",
+            r"categorical 0: 'city' for the model and 'new' here\. A model takes the fields",
         ),
-        ({"dictionaries": {"town": CITIES, "job": ["a", "b"]}}, "categorical 0: city for the mode"),
-        ({"missing_values": ()}, "missing values: '\\?' for the model and none here"),
-        ({"label": "wage", "positive": None}, "being '>50K' for the model and 'wage' here"),
+        (
+            {"dictionaries": {"town": CITIES, "job": ["a", "b"]}},
+            "categorical 0: 'city' for ",
+        ),
+        ({"missing_values": ()}, r"missing_values: \['\?'\] for the model and \[\] here"),
+        (
+            {"label": "wage", "positive": None},
+            r"label: \['income', '>50K'\] for the model and \['wage'\] here",
+        ),
     ],
 )
 def test_what_differs_of_csv_is_said(tmp_path, changes, message):
@@ -113,7 +113,7 @@ def test_what_differs_of_lists_is_said(tmp_path):
     assert compare_transforms(model, same) is None
     assert compare_transforms(model, lists_of(tmp_path / "d", keep="last")) is None
     other = lists_of(tmp_path / "c", keep="first", weights="w")
-    message = "categorical city: kept: last for the model and first here; categorical city: weights"
+    message = "categorical city: kept: 'last' for the model and 'first' here"
     with pytest.raises(ValueError, match=message):
         compare_transforms(model, other)
 
@@ -142,7 +142,7 @@ def test_dictionaries_with_further_values_at_their_ends_extend_others(tmp_path):
     [
         ({"dictionaries": (MORE[[0, 1, 4, 2, 3]], HASHES[:2])}, "categorical 0: id 3 is 25c83c98"),
         ({"dictionaries": (HASHES[:3], HASHES)}, "categorical 0: id 4 is 00000007 for the model a"),
-        ({"rule": "nvidia"}, "numeric transform: readme for the model and nvidia here."),
+        ({"rule": "nvidia"}, "transform: 'log' for the model and 'nvidia' here."),
     ],
 )
 def test_what_does_not_extend_a_log_is_said(tmp_path, changes, message):
@@ -170,14 +170,12 @@ def test_what_does_not_extend_named_columns_is_said(tmp_path):
     with pytest.raises(ValueError, match="city: id 1 is 'Rome' for the model and 'Oslo' here"):
         check_extends(listed, city_of("other", CITIES[1:] + CITIES[:1], max_length=3))
     scaled = csv_of(tmp_path / "scaled", scales={"age": (30.5, 7.25), "hours": (41.0, 2.0)})
-    with pytest.raises(ValueError, match="numerical hours: mean 40.0"):
+    with pytest.raises(ValueError, match="numerical hours: mean: 40.0"):
         check_extends(csv_of(tmp_path / "csv"), scaled)
 
 
 def test_a_log_is_no_csv(tmp_path):
-    with pytest.raises(
-        ValueError, match="kind: fields of a log for the model and named columns here"
-    ):
+    with pytest.raises(ValueError, match="label: .'label'. for the model and .'income', '>50K'."):
         compare_transforms(log_of(tmp_path / "log"), csv_of(tmp_path / "csv"))
 
 
@@ -209,7 +207,7 @@ def test_long_dictionaries_are_compared_to_their_end(tmp_path):
 
 def test_a_damaged_transform_is_named(tmp_path):
     model, here = csv_of(tmp_path / "model"), csv_of(tmp_path / "here")
-    path = here / "transform" / "table.json"
+    path = here / "transform" / "transform.json"
     path.write_text(path.read_text().replace('"income"', "[7]"))
-    with pytest.raises(ValueError, match=r"here/transform/table\.json: not a fitted transform"):
+    with pytest.raises(ValueError, match=r"here/transform/transform\.json: not a fitted transform"):
         compare_transforms(model, here)

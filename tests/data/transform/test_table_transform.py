@@ -113,7 +113,10 @@ REFUSED = [
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
     ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
-    ("{label: y, numerical: [x], time: {column: t, unit: min}}", "time t: unit: expected s, ms, u"),
+    (
+        "{label: y, numerical: [x], time: {column: t, unit: min}}",
+        "time t: unit: expected one of s, m",
+    ),
     ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
     ("{label: y, numerical: [x], format: [1]}", "format: expected a map with fields, got [1]"),
     ("{label: y, numerical: [x], format: {quote: ab}}", "format: quote: expected one character of"),
@@ -309,7 +312,7 @@ WRONG = [None, -1, 1 << 70, "x", "0x1p5000", "nan", [], {}, True, 1.5, [None], {
 
 
 def test_no_entry_of_the_facts_can_end_in_anything_but_a_named_refusal(saved, tmp_path):
-    path = saved / "table.json"
+    path = saved / "transform.json"
     facts = json.loads(path.read_text())
     refused = 0
     for place in places(facts):

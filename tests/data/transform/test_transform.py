@@ -239,13 +239,14 @@ def test_flipped_bit_of_a_dictionary_is_seen_before_it_gives_a_wrong_id(transfor
 def test_a_transform_without_all_checksums_is_refused(transform, tmp_path):
     transform.save(tmp_path)
     facts = json.loads((tmp_path / "transform.json").read_text())
-    assert facts.pop("dictionary_crc32")[0] == f"{zlib.crc32(transform.dictionaries[0].keys):08x}"
+    entry = facts["dictionaries"][0]
+    assert entry.pop("crc32") == [f"{zlib.crc32(transform.dictionaries[0].keys):08x}"]
     (tmp_path / "transform.json").write_text(json.dumps(facts))
-    with pytest.raises(ValueError, match=r"transform\.json: not a fitted .*dictionary_crc32"):
+    with pytest.raises(ValueError, match=r"transform\.json: not a fitted .*crc32"):
         Transform.load(tmp_path)
-    facts["dictionary_crc32"] = ["00000000"]
+    entry["crc32"] = []
     (tmp_path / "transform.json").write_text(json.dumps(facts))
-    with pytest.raises(ValueError, match="1 checksums of 3 dictionaries"):
+    with pytest.raises(ValueError, match="expected 1 checksums, got"):
         Transform.load(tmp_path)
 
 

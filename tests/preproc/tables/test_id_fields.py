@@ -68,7 +68,7 @@ def test_the_value_is_the_id_in_every_file(tmp_path, suffix):
     assert spec.cardinalities == [8, 300, 6]  # greatest id plus 1, also of those cut off
     assert np.fromfile(spec.list_files("train", "items").values, "i1").tolist() == [4, 5, 0]
     names = {path.name for path in (tmp_path / "d" / "transform").iterdir()}
-    assert names == {"table.json"}
+    assert names == {"transform.json"}
     report = json.loads((tmp_path / "d" / "report.json").read_text())
     assert [one["values_without_id"]["train"] for one in report["categorical"]] == [None] * 3
 

@@ -47,7 +47,7 @@ def lists(dataset, split, name):
     """Returns a list field's rows, and weights if any, as Python lists."""
     spec = FeatureSpec.load(dataset)
     rows = spec.num_rows(split)
-    bags = ListColumn(spec, split, name, rows, None).read(0, rows)
+    bags = ListColumn(spec, split, name, rows).read(0, rows)
     cuts = np.cumsum(bags.lengths)[:-1]
     parts = [
         [one.tolist() for one in np.split(array, cuts)]

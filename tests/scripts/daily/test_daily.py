@@ -188,7 +188,7 @@ def test_metrics_are_those_of_the_model_of_the_day_before(root, tmp_path):
 
 def learned_files(chain):
     """Returns the files of a chain that are the same in every run."""
-    kept = (".bin", ".safetensors", ".npy", "day.json", "table.json", "daily.html")
+    kept = (".bin", ".safetensors", ".npy", "day.json", "transform.json", "daily.html")
     return {
         str(path.relative_to(chain)): path.read_bytes()
         for path in sorted(chain.rglob("*"))
