@@ -147,8 +147,10 @@ class DuckDbEngine:
                 running[self._pool.submit(_tried, function, item)] = number, item
             try:
                 with errors_named(self._spill):
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
+                    done = wait(running, return_when=FIRST_COMPLETED).done
+                    if any(isinstance(future.exception(), ValueError | OSError) for future in done):
+                        done = wait(running).done  # the error is that of the first bad item
+                    for future in sorted(done, key=lambda one: running[one][0]):
                         result = future.result()
                         yield running.pop(future)[0], result
             except (ValueError, OSError) as error:
