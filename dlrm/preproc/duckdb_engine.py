@@ -30,6 +30,7 @@ from dlrm.preproc.engine import COUNTS, ROWS, Span
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.packing import Files, Layout, PackJob
 from dlrm.preproc.work_folder import WorkFolder
+from dlrm.variables import return_memory
 
 _ATTEMPTS = 3
 _BATCH_ROWS = 1 << 16
@@ -280,19 +281,6 @@ def thread_engine(cores: int, folder: Path | None = None) -> Iterator[DuckDbEngi
         yield engine
     finally:
         engine.stop()
-
-
-def return_memory() -> None:
-    """Makes Arrow return memory, here and in processes started from now on.
-
-    Its default pool, mimalloc, reserves 1 GiB and keeps freed memory: 50 MB more per process. In
-    copies of a process it also takes twice as long in the kernel. The user's choice takes
-    precedence.
-    """
-    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-        if (arrow := sys.modules.get("pyarrow")) is not None:
-            arrow.set_memory_pool(arrow.system_memory_pool())
 
 
 class _NoPandas:

@@ -79,7 +79,7 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", wait)
     monkeypatch.setattr(Path, "replace", replace)
     prepare(Inline(), days, tmp_path / "out")
-    stages = ["input.unpack", "count.splits", "count", "lookups", "written", "manifest"]
+    stages = ["input.unpack", "count.part_bytes", "count", "lookups", "written", "manifest"]
     assert seen == [*stages, "described"]
 
 

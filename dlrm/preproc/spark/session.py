@@ -146,8 +146,8 @@ def spark_session(
         raise EngineError(
             f"{sys.executable}: {need}, and --engine local prepares files without Spark"
         ) from error
-    from dlrm.preproc.duckdb_engine import return_memory
     from dlrm.preproc.spark.executors import error_of
+    from dlrm.variables import return_memory
 
     logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
     if (running := SparkContext._active_spark_context) is not None:

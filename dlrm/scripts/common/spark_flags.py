@@ -1,11 +1,14 @@
 """Flags of commands that read tables and queries of Spark."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dlrm.flags import Values
-from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.spark.session import SparkConfig
 from dlrm.settings import setting
+
+if TYPE_CHECKING:
+    from dlrm.preproc.spark.query import SparkQuery
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class QueryConfig:
 SPARK = (("Spark", QueryConfig), ("Spark", SparkConfig))
 
 
-def spark_query(values: Values, *others: str) -> SparkQuery | None:
+def spark_query(values: Values, *others: str) -> "SparkQuery | None":
     """Returns Spark's query, or None if files are read.
 
     Args:
@@ -30,6 +33,8 @@ def spark_query(values: Values, *others: str) -> SparkQuery | None:
     """
     if values["spark_table"] is None and values["spark_sql"] is None:
         return None
+    from dlrm.preproc.spark.query import SparkQuery  # imports Arrow
+
     query = SparkQuery(values["spark_table"], values["spark_sql"])
     for name in others:
         if name in values.given:

@@ -47,7 +47,7 @@ def _at_store(values: Values) -> tuple[str, ...]:
 
 
 def _run(values: Values) -> int | None:
-    from dlrm.preproc.duckdb_engine import return_memory
+    from dlrm.variables import return_memory
 
     return_memory()  # before Arrow is imported, so that copies of the process have its choice
     from dlrm.scripts.prepare.command import run
