@@ -146,7 +146,7 @@ def test_tables_of_other_sizes_are_another_transform(tmp_path):
 def test_entries_that_do_not_fit_are_named():
     for entry, message in (
         ({"type": "integer", "cardinality": 5}, "expected the type id, got integer"),
-        ({"type": "id", "cardinality": 0}, "expected 1 to 2147483646, got 0"),
+        ({"type": "id", "cardinality": 0}, "expected 1 or more, 2147483646 at most, got 0"),
     ):
         with pytest.raises(ValueError, match=f"categorical field c: cardinality: {message}"):
             Schema.from_dict({"label": "y", "categorical": [{"column": "c", **entry}]})
