@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
 
 InOrder = Callable[[Callable, Iterable], Iterator]
+_SECONDS = 10  # for a process to end by itself
 
 
 @contextmanager
@@ -79,8 +80,10 @@ def _start_tracker() -> None:
 class _WithoutInterrupts:
     """Processes that block SIGINT from their first instruction, and print no traceback for it."""
 
+    blocked = {signal.SIGINT}
+
     def start(self) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)  # inherited
         try:
             super().start()  # type: ignore[misc]
         finally:
@@ -96,7 +99,7 @@ class _Context(SpawnContext):
 
 
 class _ForkedProcess(_WithoutInterrupts, ForkProcess):
-    pass
+    blocked = {signal.SIGINT, signal.SIGTERM}  # whose handler is that of the copied process
 
 
 class _ForkContext(ForkContext):
@@ -106,6 +109,7 @@ class _ForkContext(ForkContext):
 def _begin_forked() -> None:
     """Makes a copy of a process one that works for it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _end_with_parent()
 
 
@@ -116,6 +120,8 @@ def end_processes(pool: ProcessPoolExecutor) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
+        process.join(_SECONDS)
+        process.kill()
         process.join()
 
 

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -14,7 +16,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,10 +145,10 @@ class DuckDbEngine:
         left, attempts = list(enumerate(items))[::-1], 0
         running: dict[Future, tuple[int, Any]] = {}
         while left or running:
-            while left and len(running) <= self.cores:
-                number, item = left.pop()
-                running[self._pool.submit(_tried, function, item)] = number, item
             try:
+                while left and len(running) <= self.cores:
+                    running[self._pool.submit(_tried, function, left[-1][1])] = left[-1]
+                    left.pop()
                 with errors_named(self._spill):
                     done = wait(running, return_when=FIRST_COMPLETED).done
                     if any(isinstance(future.exception(), ValueError | OSError) for future in done):
@@ -192,7 +194,10 @@ class DuckDbEngine:
         with duckdb.connect(config=settings) as connection:
             connection.register("given", pa.RecordBatchReader.from_batches(schema, noted()))
             try:
-                yield from connection.sql(query, params=values).to_arrow_reader(_BATCH_ROWS)
+                with _handlers_heard() as raised:
+                    yield from connection.sql(query, params=values).to_arrow_reader(_BATCH_ROWS)
+            except RuntimeError as error:  # "Query interrupted"
+                raise next(iter(raised), error) from None
             except duckdb.Error as error:
                 if errors:
                     raise errors[0] from None
@@ -216,6 +221,32 @@ class DuckDbEngine:
             end_processes(self._pool)
         else:
             self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _handlers_heard() -> Iterator[list[BaseException]]:
+    """Yields what handlers of signals raise within the block, of which DuckDB tells nothing."""
+    raised: list[BaseException] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield raised
+        return
+
+    def heard(handler: Any, *how: Any) -> None:
+        try:
+            handler(*how)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    try:
+        for number, handler in before.items():
+            signal.signal(number, partial(heard, handler))
+        yield raised
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _listed(function: Callable[[Any], Iterator[pa.RecordBatch]], part: Any) -> list[Any]:
@@ -265,7 +296,8 @@ def local_engine(
 def _started(cores: int, forked: bool) -> Executor:
     pool = process_pool(cores, forked)
     for _ in range(cores):
-        pool.submit(os.getpid)  # starts a process, whose imports overlap with ours
+        with suppress(BrokenProcessPool):  # which the first task notices, too
+            pool.submit(os.getpid)  # starts a process, whose imports overlap with ours
     return pool
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from functools import partial
@@ -170,6 +171,55 @@ def crash(item, folder, times, last):
         if calls <= times:
             os.kill(os.getpid(), signal.SIGKILL)
     return item * item
+
+
+def many(part):
+    keys = np.random.default_rng(part).permutation(1_500_000).astype(np.uint64)
+    texts = pa.array(keys).cast(pa.string()).cast(pa.large_binary())
+    arrays = [np.zeros(len(keys), np.int32), keys, texts, np.ones(len(keys), np.int64)]
+    return [pa.RecordBatch.from_arrays([*map(pa.array, arrays)], schema=COUNTS)]
+
+
+def test_a_query_ends_with_what_the_handler_of_a_signal_raises():
+    def stop(number, frame):
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+
+    def on_part(part):
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGTERM]).start()
+
+    try:
+        with thread_engine(2) as engine, pytest.raises(SystemExit, match="143"):
+            for _ in engine.counts([0], many, [1], True, on_part):
+                pass
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_copies_of_a_process_are_ended_before_they_begin(tmp_path):
+    code = (
+        "import os, signal, time\n"
+        "from dlrm.data.workers import end_processes, process_pool\n"
+        "def stop(*_): raise SystemExit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.register_at_fork(after_in_child=lambda: time.sleep(0.5))\n"
+        "pool = process_pool(3, forked=True)\n"
+        "for _ in range(3): pool.submit(os.getpid)\n"
+        "end_processes(pool)\n"
+        "print('ended')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("ended\n", "")
 
 
 def test_only_what_a_killed_process_was_at_is_done_again(tmp_path):
