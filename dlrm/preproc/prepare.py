@@ -105,6 +105,7 @@ def count(
             check_disk(run.work.output, rows * _least_bytes(options.schema), "the dataset")
         task = partial(partial_counts, job=job)
         has_texts = any(column.kind == "texts" for column in columns)
+        stage.size = sum(part.size for part in parts)
         how = list(enumerate(parts)), task, limits, has_texts, stage.progress(parts)
         summed = run.engine.counts(*how)
         return write_counted(summed, options.schema, columns, folder, grows)
@@ -112,7 +113,6 @@ def count(
     with run.stage(name) as stage:
         counted = Counted(*run.work.once(name.replace(" ", "."), read))
         stage.rows = sum(sum(facts["rows"]) for facts in counted.facts)
-        stage.size = sum(part.size for part in parts)
     return counted
 
 

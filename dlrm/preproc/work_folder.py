@@ -147,7 +147,8 @@ def open_work_folder(
         restart: whether to discard an unfinished run.
 
     Raises:
-        FileExistsError: `final` may not be replaced, or the directory is not ours or is in use.
+        FileExistsError: `final` may not be replaced, or the directory is not ours.
+        BlockingIOError: another process is at work in it.
         ValueError: an unfinished run has other facts, which the message names.
     """
     final = final.resolve()
@@ -238,7 +239,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Locks a file, as NFS locks no directories."""
     folder.mkdir(exist_ok=True)
     if (descriptor := try_lock(folder / _LOCK)) is None:
-        raise FileExistsError(f"{folder}: another process is at work here")
+        raise BlockingIOError(f"{folder}: another process is at work here")
     _LOCKS.add(descriptor)
     try:
         yield

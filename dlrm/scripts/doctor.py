@@ -110,11 +110,14 @@ def operators() -> Iterator[Finding]:
     import torch
 
     from dlrm import ops
+    from dlrm.data.sources import native
     from dlrm.ops.library import why_not_cuda_kernels, why_not_native
 
     fix = f"make -C {quote(str(_PACKAGE.parent))} venv    # needs g++"
     kernels = f"{ops.instruction_set()} kernels"
     yield _finding("native operators", kernels, why_not_native(), SLOW, fix)
+    why = None if native.host else f"logs, CSV and JSON lines: {native.why_no_host}"
+    yield _finding("readers of text", "loaded", why, ABSENT, fix)
     with warnings.catch_warnings(record=True) as said:
         available = torch.cuda.is_available()
     if available:

@@ -104,7 +104,7 @@ def test_a_lock_holds_where_those_of_directories_are_of_one_machine_alone(tmp_pa
     of_run = partial(open_work_folder, tmp_path / "dataset", {"--seed": 0}, False, False)
     with of_run() as work:
         work.finish("count", 7)
-        with pytest.raises(FileExistsError, match="another process is at work here"), of_run():
+        with pytest.raises(BlockingIOError, match="another process is at work here"), of_run():
             pass
     with of_run() as work:
         assert work.result("count") == 7

@@ -247,5 +247,6 @@ def compiled() -> Any:
     if host is None:
         raise ValueError(
             f"expected the compiled dlrm._host, which reads logs, CSV and JSON lines: {why_no_host}"
+            "; `dlrm doctor` says how it is built"
         )
     return host

@@ -234,8 +234,9 @@ def _parts(
     groups = list(zip(splits or [0] * len(files), slices, strict=True))
     if isinstance(kind, Text):
         with run.stage("lines") as stage:
+            stage.size = 0 if run.work.result("lines") else size  # of a resumed run
             found = list(_text_parts(run, numbered, how, max(most, _LEAST_TEXT), groups))
-            stage.rows, stage.size = sum(part.rows for part in found), size
+            stage.rows = sum(part.rows for part in found)
         yield from found
         return
     for file in files:
@@ -254,12 +255,14 @@ def _text_parts(
 ) -> Iterator[Part]:
     parts = text_parts(files, how, part_bytes)
     together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
+    is_json = files[0][1].kind is JSON_LINES  # of which Python's parser reads lists
     of_groups = partial(run.engine.map, measure, [*map(part_of, together)])
     stored = run.work.once("lines", lambda: [*itertools.chain(*of_groups())])
     measured = [one and Measured(*one) for one in stored]
     folder, lines, copies = run.work.folder("copies"), dict[int, int](), dict[int, Any]()
     for part, one in zip(parts, measured, strict=True):
-        if one is None or (part.within is None and part.text_size > part_bytes):
+        is_large = part.within is None and part.text_size > part_bytes
+        if one is None or is_large or (is_json and how.cells.separators):
             whole = part._replace(within=None, names=())
             copies[part.file] = whole, str(folder / f"{part.file}.arrow")
     stored = run.work.once("copies", lambda: [*run.engine.map(_copy, [*copies.values()])])
