@@ -339,11 +339,11 @@ class CsvReader {
   bool counts_only_;
   Marks marks_;
   CellBlock& block_;
-  std::vector<Cell> cells_;   // of some rows, which are added together
-  size_t row_ = 0;            // the first cell of the row that is read
+  std::vector<Cell> cells_;           // of some rows, which are added together
+  size_t row_ = 0;                    // the first cell of the row that is read
   std::deque<std::string> unquoted_;  // texts of cells with doubled quotes
-  std::string texts_;         // of the cells of a row that is not read as a line
-  std::vector<size_t> ends_;  // of these texts
+  std::string texts_;                 // of the cells of a row that is not read as a line
+  std::vector<size_t> ends_;          // of these texts
 };
 
 }  // namespace dlrm::host

@@ -188,15 +188,14 @@ py::tuple read_csv(const py::bytes& bytes, int delimiter, int quote, int escape,
                    bool lines, bool last, const std::vector<uint8_t>& keep) {
   const std::string_view text = bytes;
   const CsvFormat format{static_cast<char>(delimiter), quote, escape, plain, lines, last};
-  CellBlock block = block_of(keep, Keep::kTexts, [&](CellBlock& block) {
-    CsvReader(text, format, block).read();
-  });
+  CellBlock block = block_of(keep, Keep::kTexts,
+                             [&](CellBlock& block) { CsvReader(text, format, block).read(); });
   py::list bad;
   for (const BadRow& row : block.bad) bad.append(py::make_tuple(row.row, row.cells, row.text));
   const auto spans = py::make_tuple(block.span_rows, block.span_lines, block.first_span);
   return py::make_tuple(static_cast<int>(block.outcome), owned(std::move(block.lines)),
-                        block.num_lines, columns_of(block, keep.size()), block.consumed, block.failed_lines,
-                        block.blank, bad, spans);
+                        block.num_lines, columns_of(block, keep.size()), block.consumed,
+                        block.failed_lines, block.blank, bad, spans);
 }
 
 // Returns what `CsvHead` has.
@@ -215,9 +214,8 @@ py::tuple read_json(const py::bytes& bytes, const std::vector<std::string>& name
                     const std::vector<uint8_t>& keep) {
   if (names.size() != keep.size()) throw py::value_error("expected as many names as columns");
   const std::string_view text = bytes;
-  CellBlock block = block_of(keep, Keep::kDistinct, [&](CellBlock& block) {
-    JsonReader(text, names, block).read();
-  });
+  CellBlock block = block_of(keep, Keep::kDistinct,
+                             [&](CellBlock& block) { JsonReader(text, names, block).read(); });
   const bool decided = block.outcome == Outcome::kRows;
   return py::make_tuple(decided, owned(std::move(block.lines)), block.num_lines, block.names,
                         columns_of(block, decided ? keep.size() : 0));
