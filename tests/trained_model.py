@@ -12,7 +12,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.columns import read_hexadecimal
-from dlrm.data.transform.dictionaries import FrequencyLimit, count_values, frequent
+from dlrm.data.transform.dictionaries import FrequencyLimit, count_values
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -67,8 +67,9 @@ def write_dataset(
     """
     columns = [text_column(c) for c in zip(*(x.split("\t") for x in lines), strict=True)]
     hashes = columns[1 + NUM_NUMERICAL :]
-    counts = [frequent(count_values(read_hexadecimal(column)[0]), LIMIT) for column in hashes]
-    dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in counts]
+    counts = [count_values(read_hexadecimal(column)[0]) for column in hashes]
+    frequent = [count.take(count.counts >= LIMIT) for count in counts]
+    dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in frequent]
     transform = Transform.from_logs(
         NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT)
     )

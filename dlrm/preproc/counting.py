@@ -65,12 +65,13 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBa
     Statistics to fit are counted in training rows only.
 
     Yields:
-        The counts of `counted_columns`, those of values with ids in the dictionaries that the rows
-        extend under further columns; and facts, as JSON: those of `Source.read`; `rows`, with all
-        three splits, and `positives`; `dropped`, rows of no split; `ids` of each split and list
-        field; `labels` with their counts; `sums` of each column whose transform needs them; the
-        `greatest` id of each field of ids; the first and last of the `times`, if there are any;
-        whether NaN is among the `nan` of each column; and the `rejected` rows.
+        The counts of `counted_columns`, in which a value may occur several times; those of values
+        with ids in the dictionaries that the rows extend are under further columns. Last come
+        facts, as JSON: those of `Source.read`; `rows`, with all three splits, and `positives`;
+        `dropped`, rows of no split; `ids` of each split and list field; `labels` with their counts;
+        `sums` of each column whose transform needs them; the `greatest` id of each field of ids;
+        the first and last of the `times`, if there are any; whether NaN is among the `nan` of each
+        column; and the `rejected` rows.
     """
     number, part = item
     rejected: list[Rejected] | None = [] if job.quarantine else None

@@ -2,7 +2,8 @@
 
 `dlrm._host` is a module for the Python that built it. `dlrm/_served.so` has what a served model
 calls to read raw rows, behind a C interface, as its server may have another Python; the exporter
-copies both into the model repository. Where they cannot be loaded, NumPy computes the same.
+copies both into the model repository. Where they cannot be loaded, NumPy looks up ids and reads
+what a server is sent, and files of text are refused.
 """
 
 import ctypes
@@ -224,8 +225,7 @@ def _load(built: bool, load: Callable[[], Any]) -> tuple[Any, str]:
         return load(), ""
     except (ImportError, OSError, AttributeError) as error:  # of another machine or version
         logging.getLogger(__name__).warning(
-            "numpy parses rows instead of the native parser of dlrm, several times slower: %s",
-            error,
+            "numpy works in place of a compiled library of dlrm, several times slower: %s", error
         )
         return None, str(error)
 

@@ -2,7 +2,6 @@
 
 import os
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,41 +43,6 @@ def count_values(numbers: Parsed) -> Counts:
     return Counts(*np.unique(keys, return_counts=True))
 
 
-def merge_counts(parts: Sequence[Counts]) -> Counts:
-    """Adds up counts of parts of a column.
-
-    Raises:
-        ValueError: two texts have one key; the message names them.
-    """
-    keys = np.concatenate([np.empty(0, np.uint32), *(part.keys for part in parts)])
-    counts = np.concatenate([np.empty(0, np.int64), *(part.counts for part in parts)])
-    order = np.argsort(keys, kind="stable")
-    keys, counts = keys[order], counts[order]
-    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
-    texts = _merged_texts(parts, keys, order, first)
-    return Counts(keys[first], np.add.reduceat(counts, first) if len(keys) else counts, texts)
-
-
-def _merged_texts(
-    parts: Sequence[Counts], keys: np.ndarray, order: np.ndarray, first: np.ndarray
-) -> Any:
-    """Returns the text of each key, after checking that no two texts share one."""
-    if not parts or parts[0].texts is None:
-        return None
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = pa.concat_arrays([part.texts for part in parts]).take(pa.array(order))
-    kept = texts if len(first) == len(keys) else texts.take(pa.array(first))
-    if len(first) < len(keys):
-        of_key = np.cumsum(np.r_[True, keys[1:] != keys[:-1]]) - 1
-        other = pc.not_equal(texts, kept.take(pa.array(of_key))).to_numpy(zero_copy_only=False)
-        if other.any():
-            place = int(other.argmax())
-            raise ValueError(two_texts(kept[int(of_key[place])].as_py(), texts[place].as_py()))
-    return kept
-
-
 def two_texts(one: bytes, other: bytes) -> str:
     """Returns the message for two texts with one key."""
     return (
@@ -103,11 +67,6 @@ def bytes_of_texts(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return places[1:] - places[0], content[places[0] : places[-1]]
-
-
-def frequent(counts: Counts, limit: int) -> Counts:
-    """Returns the counts of the values that occur `limit` times or more."""
-    return counts.take(counts.counts >= limit)
 
 
 @dataclass(frozen=True)

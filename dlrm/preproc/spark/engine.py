@@ -243,9 +243,13 @@ def _result(task: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _counted(partial_counts: Callable, number: int, item: Any) -> Iterator[pa.RecordBatch]:
-    for batch in partial_counts(item):
-        keys = (batch.column(1).to_numpy() ^ _SIGN).view(np.int64)
-        yield batch.set_column(1, "key", pa.array(keys))
+    """Yields the sums of a part's counts, of which each value then is one record."""
+    counts = pa.Table.from_batches(partial_counts(item), COUNTS)
+    sums = counts.group_by(["column", "key", "text"], use_threads=False).aggregate([("n", "sum")])
+    for batch in sums.to_batches():
+        keys = (batch["key"].to_numpy() ^ _SIGN).view(np.int64)
+        columns = [batch["column"], keys, batch["text"], batch["n_sum"]]
+        yield pa.record_batch(columns, COUNTS.names)
 
 
 def _in_buckets(

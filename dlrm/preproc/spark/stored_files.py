@@ -1,8 +1,8 @@
 """Files of a run of Spark whose executors share no folder with the driver, in its output's store.
 
-    URI/data-unfinished/folders/<digest>/...   folders of the driver that tasks read
-    URI/data-unfinished/work/...               files that tasks have written for later ones
-    URI/data-<name>/...                        rows of the dataset, which its manifest names
+    URI/data-unfinished/   `folders` of the driver, which tasks read, and `work`, files that tasks
+                           have written for later ones
+    URI/data-<name>/       rows of the dataset, which its manifest names
 
 The driver knows input by a file of its size, with its first and last bytes. An executor makes such
 a file with the bytes that a part needs. Both have paths from which `with_uris` makes the URI.

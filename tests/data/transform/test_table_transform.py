@@ -11,7 +11,7 @@ from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.cells import label_cells
-from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
@@ -330,13 +330,3 @@ def test_no_entry_of_the_facts_can_end_in_anything_but_a_named_refusal(saved, tm
             refused += bool(problem)
             assert problem.startswith(str(saved)) or not problem, (place, wrong)
     assert refused > 300
-
-
-def test_two_texts_of_one_hash_are_refused_by_name():
-    import pyarrow as pa
-
-    key, one = np.array([5], np.uint64), np.array([1])
-    parts = [Counts(key, one, pa.array([text], pa.large_binary())) for text in (b"left", b"right")]
-    with pytest.raises(ValueError, match=r"b'left' and b'right' have the same 64-bit hash"):
-        merge_counts(parts)
-    assert merge_counts([parts[0], parts[0]]).counts.tolist() == [2]

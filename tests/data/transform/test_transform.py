@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from column_testing import fit_dictionary, text_column
+from column_testing import text_column
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import (
@@ -19,11 +19,7 @@ from dlrm.data.sources.columns import (
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.cells import FieldKeys
 from dlrm.data.transform.dictionaries import (
-    Counts,
     FrequencyLimit,
-    count_values,
-    frequent,
-    merge_counts,
 )
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField
@@ -87,7 +83,6 @@ def test_columns_without_rows():
     for read in (read_hexadecimal, read_integer):
         numbers, bad = read(column())
         assert len(numbers.values) == len(bad) == 0
-    assert len(merge_counts([]).keys) == len(fit_dictionary(merge_counts([]))) == 0
 
 
 def test_logarithms_of_the_source_document():
@@ -110,23 +105,6 @@ def test_logarithms_of_nvidia():
     assert clamped == 1
     with pytest.raises(ValueError, match="'log2'"):
         Transform.from_logs(1, [], "log2")
-
-
-def test_ids_descend_in_count_and_ascend_in_number():
-    counts = merge_counts(
-        [
-            count_values(parsed(7, 3, 3, 9, 0, missing=[4])),
-            count_values(parsed(9, 2**40, 1)),
-            count_values(parsed()),
-        ]
-    )
-    assert counts.keys.tolist() == [1, 3, 7, 9, 2**40]
-    assert counts.counts.tolist() == [1, 2, 1, 2, 1]
-    dictionary = fit_dictionary(counts)
-    assert dictionary.tolist() == [3, 9, 1, 7, 2**40]
-    assert dictionary.dtype == np.uint64
-    assert fit_dictionary(frequent(counts, 2)).tolist() == [3, 9]
-    assert fit_dictionary(frequent(counts, 2)).dtype == np.uint32
 
 
 def test_frequency_limits_of_columns():
@@ -248,12 +226,6 @@ def test_a_transform_without_all_checksums_is_refused(transform, tmp_path):
     (tmp_path / "transform.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="expected 1 checksums, got"):
         Transform.load(tmp_path)
-
-
-def test_counts_keep_narrow_numbers_narrow():
-    assert count_values(parsed(1, 2)).keys.dtype == np.uint32
-    wide = Counts(np.array([2**40], np.uint64), np.array([1]))
-    assert merge_counts([count_values(parsed(1)), wide]).keys.tolist() == [1, 2**40]
 
 
 def test_a_hash_of_zero_is_no_missing_value_where_empty_texts_are():
