@@ -108,10 +108,10 @@ def find_days(
                 "last day is held out for testing, so no day may be overlooked"
             )
     if missing := [day for day in wanted if day not in present]:
-        raise FileNotFoundError(
-            f"{folder / f'day_{missing[0]}'}: missing; expected day_{wanted[0]} to "
-            f"day_{wanted[-1]} without a gap{'' if days is None else ' (--days)'}"
-        )
+        expected = f"expected day_{wanted[0]} to day_{wanted[-1]}"
+        there = f", though there is a day_{last}; {expected} without a gap"
+        why = there if days is None else f"; {expected} (--days)"
+        raise FileNotFoundError(f"{folder / f'day_{missing[0]}'}: missing{why}")
     got = f"got day_0 to day_{last}" if present else "got none"
     if num_days not in (None, len(present)):
         raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), {got}")
