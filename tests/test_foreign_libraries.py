@@ -60,3 +60,20 @@ def test_libraries_that_cannot_be_loaded_are_named(package):
     torch.testing.assert_close(products, ops.dot_interaction(dense, embeddings))
     assert "expected the compiled dlrm._host, which reads logs, CSV and JSON lines" in refused
     assert MODULE in refused
+
+
+def test_the_module_is_loaded_from_an_archive(root, tmp_path):
+    """Spark's `--py-files` puts the package on executors so."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "dlrm", tmp_path / "content" / "dlrm", ignore=ignored)
+    archive = shutil.make_archive(str(tmp_path / "dlrm"), "zip", tmp_path / "content")
+    code = "from dlrm.data.sources import native; print(native.__file__, native.host.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": archive},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{archive}/dlrm/data/sources/native.py dlrm._host\n"

@@ -7,16 +7,20 @@ what a server is sent, and files of text are refused.
 """
 
 import ctypes
-import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
+from zipimport import zipimporter
 
 import numpy as np
 
-_SERVED = Path(__file__).resolve().parents[2] / "_served.so"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SERVED = _PACKAGE / "_served.so"
 NOTHING, TEXTS, DISTINCT, NUMBERS = range(4)  # what to keep of a column, as in text_cells.h
 # What is in a block, as in text_cells.h.
 ROWS, UNDECIDED, PARTIAL, UNCLOSED, AFTER_QUOTE, MANY_LINES = range(6)
@@ -208,8 +212,10 @@ def _pointer(array: np.ndarray, dtype: type) -> int:
     return array.ctypes.data
 
 
-def _prototype() -> Callable[..., int]:
-    """Returns the function of `csrc/host/served.cpp`."""
+def _prototype() -> Callable[..., int] | None:
+    """Returns the function of `csrc/host/served.cpp`; None if it was not built."""
+    if not _SERVED.is_file():
+        return None
     function = ctypes.CDLL(str(_SERVED)).dlrm_encode_fields
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     function.argtypes = [pointer, number, pointer, pointer, *[number] * 3, *[pointer] * 4]
@@ -217,12 +223,38 @@ def _prototype() -> Callable[..., int]:
     return function
 
 
-def _load(built: bool, load: Callable[[], Any]) -> tuple[Any, str]:
+def _host() -> Any:
+    """Returns the module `dlrm._host` beside this code; None if it was not built.
+
+    A copy of the package, as in a served model, never takes that of an installed one. From an
+    archive, as Spark's `--py-files` sends it, the module is loaded from a copy.
+    """
+    if spec := PathFinder.find_spec("dlrm._host", [str(_PACKAGE)]):
+        return _module(spec)
+    archive = None if __spec__ is None else __spec__.loader
+    if not isinstance(archive, zipimporter):
+        return None
+    for ending in EXTENSION_SUFFIXES:
+        with suppress(OSError), NamedTemporaryFile(suffix=ending) as file:
+            file.write(archive.get_data(f"dlrm/_host{ending}"))
+            file.flush()
+            return _module(importlib.util.spec_from_file_location("dlrm._host", file.name))
+    return None
+
+
+def _module(spec: ModuleSpec | None) -> Any:
+    """Returns the module that a spec finds."""
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def _load(load: Callable[[], Any]) -> tuple[Any, str]:
     """Returns what a library has, or None and the reason."""
-    if not built:
-        return None, "it was not built"
     try:
-        return load(), ""
+        found = load()
+        return found, "" if found else "it was not built"
     except (ImportError, OSError, AttributeError) as error:  # of another machine or version
         logging.getLogger(__name__).warning(
             "numpy works in place of a compiled library of dlrm, several times slower: %s", error
@@ -231,11 +263,8 @@ def _load(built: bool, load: Callable[[], Any]) -> tuple[Any, str]:
 
 
 # None where NumPy looks up and parses what a server is sent.
-host, why_no_host = _load(
-    importlib.util.find_spec("dlrm._host") is not None,
-    lambda: importlib.import_module("dlrm._host"),
-)
-served, why_not_served = _load(_SERVED.is_file(), _prototype)
+host, why_no_host = _load(_host)
+served, why_not_served = _load(_prototype)
 
 
 def compiled() -> Any:
