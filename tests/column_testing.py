@@ -3,9 +3,23 @@
 from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn
+from dlrm.data.tables.columns import array_of
 from dlrm.data.transform.dictionaries import Counts
+from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.serving.rows.tables import scoring_reader
+
+
+def transform_texts(transform: Transform, columns: Iterable[TextColumn]) -> Transformed:
+    """Transforms rows, given as the text of each of a transform's columns."""
+    arrays = [array_of(column).view(pa.large_string()) for column in columns]
+    batch = pa.RecordBatch.from_arrays(arrays, transform.names)
+    rows, bad = scoring_reader(transform, labeled=False).read(batch)
+    if bad:
+        raise bad[0]
+    return transform.apply(rows.numerical, rows.categorical)
 
 
 def text_column(fields: Iterable[str | None]) -> TextColumn:

@@ -7,7 +7,6 @@ from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import TEXT
 
 
 def dictionary_of(texts):
@@ -36,4 +35,4 @@ def table_transform(
     )
     fitted = [Fitted(*scale) for scale in scales.values()]
     texts = [dictionary_of(values) for values in dictionaries.values()]
-    return Transform(schema, fitted, texts, [TEXT] * len(texts), negatives)
+    return Transform(schema, fitted, texts, ["string"] * len(texts), negatives)

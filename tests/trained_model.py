@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import forked
 import numpy as np
-from column_testing import fit_dictionary, text_column
+from column_testing import fit_dictionary, text_column, transform_texts
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -73,7 +73,7 @@ def write_dataset(
     transform = Transform.from_logs(
         NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT)
     )
-    numerical, ids, _ = transform.of_texts(columns[1:])
+    numerical, ids, _ = transform_texts(transform, columns[1:])
     labels = np.array([line[0] == "1" for line in lines])
     spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(rows))
     begin = 0

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.transform.cells import KEYS_OF_NAN, NAN
 from dlrm.data.transform.dictionaries import (
     Counts,
     Dictionary,
@@ -23,7 +22,14 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import unspread
 from dlrm.data.transform.numbers import Fitted, Sums, bin_edges
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.values import NUMBER, NUMBER_OR_NAN, TEXT, canonical_text
+from dlrm.data.transform.values import (
+    KEYS_OF_NAN,
+    NAN,
+    NUMBER_OR_NAN,
+    NUMBERS_IN_TEXT,
+    canonical_text,
+    is_number_type,
+)
 from dlrm.documents import parse_json
 from dlrm.files import write_array
 from dlrm.mapped_files import map_file
@@ -44,12 +50,14 @@ class Counted(NamedTuple):
         sizes: for each counted column, the number of values that got ids, which are in files.
         bins: for each counted column of bins, its edges and shares, in hexadecimal.
         distinct: for each counted column, the number of different values.
+        only_numbers: for each counted column of texts, whether all are numbers.
     """
 
     facts: list[dict[str, Any]]
     sizes: list[int]
     bins: list[list[list[str]]]
     distinct: list[int]
+    only_numbers: list[bool]
 
 
 def write_counted(
@@ -69,7 +77,8 @@ def write_counted(
     """
     directory.mkdir(parents=True, exist_ok=True)
     facts = dict[int, dict[str, Any]]()
-    counted = Counted([], [0] * len(columns), [[[], []] for _ in columns], [0] * len(columns))
+    count = len(columns)
+    counted = Counted([], [0] * count, [[[], []]] * count, [0] * count, [True] * count)
     tables = [*schema.dictionaries().values()]
     left = {place for place, column in enumerate(columns) if column.kind in ("numbers", "texts")}
     missing = dict[str, str]()  # column -> pattern of its texts that mean "missing"
@@ -91,6 +100,7 @@ def write_counted(
             left.discard(place)
             dictionary = _Values(column, _pattern(schema, tables[place][0].column, missing))
             dictionary.write(of_column, directory, place)
+            counted.only_numbers[place] = dictionary.are_numbers
             of_nan = any(one["nan"][place] for one in counted.facts) and not grows[place]
             if of_nan := of_nan and dictionary.has_numbers:
                 missing |= dict.fromkeys((field.column for field in tables[place]), f"^{_NAN}$")
@@ -136,6 +146,9 @@ class _Values:
 
     Args:
         missing: pattern of texts that are left out.
+
+    Attributes:
+        are_numbers: whether all values so far are texts of numbers, or of NaN.
     """
 
     def __init__(self, column: CountedColumn, missing: str | None) -> None:
@@ -143,12 +156,12 @@ class _Values:
         self._is_text = column.kind == "texts"
         self._size = self._bytes = self._largest = 0
         self._nan: list[int] = []  # their places
-        self._are_numbers = self._is_text
+        self.are_numbers = self._is_text
 
     @property
     def has_numbers(self) -> bool:
         """Returns whether its values are texts of numbers, besides NaN."""
-        return self._are_numbers and self._size > len(self._nan)
+        return self.are_numbers and self._size > len(self._nan)
 
     def write(self, values: Iterator[Counts], directory: Path, place: int) -> None:
         """Writes values to files, as they come."""
@@ -168,9 +181,9 @@ class _Values:
             absent = pc.match_substring_regex(texts, self._missing)
             counts = counts.take(~absent.to_numpy(zero_copy_only=False))
             texts = counts.texts
-        if self._are_numbers:
+        if self.are_numbers:
             matched = pc.match_substring_regex(texts, f"^{NUMBER_OR_NAN.pattern}$")
-            self._are_numbers = pc.all(matched).as_py() is not False
+            self.are_numbers = pc.all(matched).as_py() is not False
         if self._is_text:
             self._nan += (np.flatnonzero(np.isin(counts.keys, KEYS_OF_NAN)) + self._size).tolist()
         self._size += len(counts.keys)
@@ -260,19 +273,32 @@ def label_counts(facts: Sequence[dict[str, Any]]) -> dict[str, int]:
     return dict(sorted(labels.items(), key=lambda item: (-item[1], item[0])))
 
 
-def kinds_of(
-    schema: Schema, facts: Sequence[dict[str, Any]], copied: Sequence[str] | None = None
-) -> list[str]:
-    """Returns the kind of each categorical field's values: numbers, or anything else as text.
+def types_of(schema: Schema, counted: Counted, copied: Sequence[str] | None = None) -> list[str]:
+    """Returns the type of each categorical field's values in Arrow.
+
+    Numbers of several types are double, and other values of several types string; texts that are
+    all numbers are `NUMBERS_IN_TEXT`.
 
     Args:
         copied: fields whose texts are those of numbers of JSON, in copies; None without copies.
     """
-    found = [part["numbers"] for part in facts if "numbers" in part]
+    found = [part["numbers"] for part in counted.facts if "numbers" in part]
     found += [] if copied is None else [copied]
-    numbers = set(found[0]).intersection(*found[1:]) if found else set()
-    kinds = []
+    of_json = set(found[0]).intersection(*found[1:]) if found else set()
+    indices = {
+        field.column: index
+        for index, fields in enumerate(schema.dictionaries().values())
+        for field in fields
+    }
+    types = []
     for place, field in enumerate(schema.categorical):
-        met = set().union(*(part["kinds"][place] for part in facts))
-        kinds.append(NUMBER if met == {NUMBER} or field.column in numbers else TEXT)
-    return kinds
+        met = set().union(*(part["types"][place] for part in counted.facts))
+        index = indices[field.column]
+        if field.column in of_json or (len(met) > 1 and all(map(is_number_type, met))):
+            types.append("double")
+        elif len(met) == 1 and met != {"string"}:
+            types += met
+        else:
+            numbers = counted.only_numbers[index] and counted.sizes[index] > 0
+            types.append(NUMBERS_IN_TEXT if numbers and field.type == "string" else "string")
+    return types

@@ -15,7 +15,7 @@ from dlrm.data.transform.dictionaries import Dictionary, arrays_of, open_diction
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import canonical_text
+from dlrm.data.transform.values import NUMBERS_IN_TEXT, canonical_text
 from dlrm.data.verification import Verifier
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
@@ -88,7 +88,7 @@ class Parent:
             negatives: the labels of the rows that count as 0.
 
         Returns:
-            The statistics of numbers, the dictionaries, the kinds of values and the labels.
+            The statistics of numbers, the dictionaries, the types of values and the labels.
 
         Raises:
             ValueError: no row is positive, or the parent does not have a label of the rows.
@@ -109,7 +109,12 @@ class Parent:
             if old.kind != "id":
                 _write(directory, place, old, more)
             dictionaries.append(Dictionary.load(directory, place, size, old.kind))
-        return numbers, dictionaries, self.fitted.kinds, self.fitted.negatives
+        places = self.fitted.dictionary_of
+        types = [  # new texts may be no numbers
+            type if counted.only_numbers[places[i]] or type != NUMBERS_IN_TEXT else "string"
+            for i, type in enumerate(self.fitted.types)
+        ]
+        return numbers, dictionaries, types, self.fitted.negatives
 
     def _check_labels(self, schema: Schema, negatives: Sequence[str] | None) -> None:
         """Raises ValueError if rows have a label that the parent does not have."""

@@ -32,9 +32,9 @@ from dlrm.preproc.fitting import (
     Counted,
     fitted_dictionaries,
     fitted_numbers,
-    kinds_of,
     label_counts,
     negatives_of,
+    types_of,
     write_counted,
 )
 from dlrm.preproc.packing import Layout, PackJob, Written, layouts_of, packed_rows, sum_facts
@@ -241,7 +241,7 @@ def fit(
             made = (
                 fitted_numbers(options.schema, counted),
                 fitted_dictionaries(options.schema, counted, directory),
-                kinds_of(options.schema, counted.facts, run.work.result("copied.numbers")),
+                types_of(options.schema, counted, run.work.result("copied.numbers")),
                 negatives,
             )
         fitted = Transform(schema, *made, columns, options.division.keep_negatives)

@@ -115,7 +115,7 @@ class Source(Protocol):
             rejected: receives rows that are no rows at all, which are left out; None raises the
                 first.
             facts: receives, at the end of the first reading, facts about the part as JSON: `crc`,
-                by which later readings notice a change, and the `kinds` of values of each
+                by which later readings notice a change, and the `types` of values of each
                 categorical field.
         """
 

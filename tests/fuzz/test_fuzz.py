@@ -35,7 +35,6 @@ from dlrm.data.transform.dictionaries import Identity
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import TEXT
 from dlrm.documents import read_json, read_yaml
 from dlrm.language.data.squad import read_squad
 from dlrm.language.pretraining.dataset import open_pretraining
@@ -233,7 +232,9 @@ def fitted_table():
     fields = (CategoricalField("c", "id", cardinality=3),)
     schema = Schema(Label("y", "1"), (NumericalField("x"),), fields, ("?",))
     with tempfile.TemporaryDirectory() as folder:
-        made = Transform(schema, [Fitted(0.5, 2.0)], [Identity(2)], [TEXT], ["0"], ["x", "c", "y"])
+        made = Transform(
+            schema, [Fitted(0.5, 2.0)], [Identity(2)], ["string"], ["0"], ["x", "c", "y"]
+        )
         made.save(folder)
         return Path(folder, "transform.json").read_bytes()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from column_testing import transform_texts
 from hypothesis import given, settings, strategies as st
 from table_testing import table_transform
 
@@ -218,7 +219,9 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
         assert inputs.numerical.tolist() == [row[0] for row in expected]
         assert inputs.ids.tolist() == [row[1] for row in expected]
         text = raw.text_of_tensors(tensors, COLUMNS)
-        numerical, ids, _ = transform.of_texts([text.column(index) for index in range(COLUMNS)])
+        numerical, ids, _ = transform_texts(
+            transform, [text.column(index) for index in range(COLUMNS)]
+        )
     assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
     np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
     np.testing.assert_array_equal(inputs.ids, np.stack(ids, 1))
@@ -274,7 +277,7 @@ MARKED = {"1.065": 1065.0, "1,065": 1.065, "-12,5": -12.5, " 7 ": 7.0, "": None}
 def test_numbers_in_rows_have_the_marks_of_the_schema(form):
     plain = table_transform({"x": (0.0, 1000.0)}, {"u": ["a"]})
     schema = replace(plain.schema, format=TextFormat(decimal=",", thousands="."))
-    marked = Transform(schema, plain.numerical, plain.dictionaries, plain.kinds)
+    marked = Transform(schema, plain.numerical, plain.dictionaries, plain.types)
     columns = pa.table({"x": [*MARKED.values()], "u": ["a"] * len(MARKED)})
     reader = scoring_reader(plain, labeled=False)
     expected, _ = read_inputs(plain, reader, columns.combine_chunks().to_batches()[0])

@@ -11,7 +11,6 @@ from dlrm.data.transform.dictionaries import Identity
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import TEXT
 from dlrm.manifest import write_manifest
 from dlrm.serving.server import backend
 from dlrm.serving.server.names import KIND
@@ -36,7 +35,7 @@ def directory(tmp_path):
     tags = CategoricalField("tags", max_length=3, weights="factors")
     schema = Schema(Label("y"), (NumericalField("age", "none"),), (CategoricalField("user"), tags))
     texts = [dictionary_of(values) for values in (["ann", "bob"], ["x", "y", "z"])]
-    Transform(schema, [Fitted(0.0, 1.0)], texts, [TEXT] * 2).save(tmp_path / "transform")
+    Transform(schema, [Fitted(0.0, 1.0)], texts, ["string"] * 2).save(tmp_path / "transform")
     write_manifest(tmp_path, KIND)
     return tmp_path
 
@@ -65,7 +64,7 @@ def test_a_model_whose_fields_must_have_values_is_read(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(facts))
     number = NumericalField("age", "none", required=True)
     schema = Schema(Label("y"), (number,), (CategoricalField("user", "id", cardinality=3),))
-    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)], [TEXT]).save(tmp_path / "transform")
+    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)], ["string"]).save(tmp_path / "transform")
     write_manifest(tmp_path, KIND)
     ok, bad, worse = Reader(tmp_path, MAX_ROWS).read([raw("1\t2"), raw("1\t"), raw("\t2")])
     assert (ok.numerical.tolist(), ok.ids.tolist()) == ([[1.0]], [[2]])

@@ -14,17 +14,15 @@ from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.tables.kinds.text import NUMBERS, PROBLEM
 from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.dictionaries import text_array
-from dlrm.data.transform.fields import TIME_UNITS
 from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.values import (
     BOOLEAN,
-    DURATION,
     FLOAT64_BITS,
+    MOST_EXACT,
     NUMBER,
     TEXT,
     TIME,
     number_text,
-    seconds_text,
 )
 
 
@@ -104,8 +102,6 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         if len(kinds) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
         if any(getattr(t, "nanosecond", 0) or getattr(t, "nanoseconds", 0) for t in there):
-            if pa.types.is_duration(kind):
-                return pa.array(values, pa.duration("ns"), from_pandas=True)
             return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
     return array
 
@@ -222,21 +218,21 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def bits_of(kind: pa.DataType) -> int:
     """Returns the bits of the integers that a type has all of, if it is one of floats."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return {pa.float16(): 11, pa.float32(): 24}.get(kind, FLOAT64_BITS)
+    return {pa.float16(): 11, pa.float32(): 24}.get(decoded(kind), FLOAT64_BITS)
+
+
+def decoded(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of values, of which an array may have indices."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def kind_of_values(kind: pa.DataType) -> str:
     """Returns the kind of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = decoded(kind)
     if pa.types.is_boolean(kind):
         return BOOLEAN
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return NUMBER
-    if pa.types.is_duration(kind):
-        return DURATION
     of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
     return TIME if of_time else TEXT
 
@@ -248,55 +244,41 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         ValueError: the values have no such text.
     """
     kind = array.type
-    if pa.types.is_duration(kind):
-        unit = TIME_UNITS[kind.unit]
-        counts = array.cast(pa.int64()).to_pylist()
-        texts = [None if count is None else seconds_text(count * unit) for count in counts]
-        return pa.array(texts, pa.large_string())
-    if pa.types.is_interval(kind):
+    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
         raise ValueError(
             f"column {name!r}: expected values such as text, numbers or times, got the type "
             f"{kind}; convert it to a number of seconds"
         )
     if pa.types.is_float32(kind):  # the shortest text, as in CSV: 0.1, which float64 says longer
-        narrow = array.to_numpy(zero_copy_only=False)
-        return pa.array([str(value) for value in narrow], pa.large_string())
-    if pa.types.is_decimal(kind):
-        texts = [None if t is None else number_text(t) for t in as_text(array).to_pylist()]
-        return pa.array(texts, pa.large_string())
+        texts = map(str, array.to_numpy(zero_copy_only=False))
+        return pa.array([*texts], pa.large_string(), mask=are_null(array))
     return as_text(array)
 
 
 def as_text(array: pa.Array) -> pa.Array:
     """Returns values as text: whole numbers without a point, booleans as true and false."""
     kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return array
     if pa.types.is_floating(kind):
-        values = array.cast(pa.float64())
-        whole = pc.and_(pc.is_finite(values), pc.equal(pc.floor(values), values))
-        small = pc.and_(whole, pc.less(pc.abs(values), float(1 << 53)))
-        integers = pc.if_else(small, values, 0.0).cast(pa.int64()).cast(pa.large_string())
-        text = (
-            pa.array(
-                [None if v is None else repr(v) for v in values.to_pylist()], pa.large_string()
-            )
-            if not pc.all(small).as_py()
-            else integers
-        )
-        return pc.if_else(small, integers, text)
+        values = array.cast(pa.float64()).fill_null(0.0).to_numpy()
+        whole = (np.floor(values) == values) & (np.abs(values) < MOST_EXACT)
+        integers = np.where(whole, values, 0.0).astype(np.int64)
+        if whole.all():
+            return pa.array(integers, mask=are_null(array)).cast(pa.large_string())
+        rows = zip(whole.tolist(), integers.tolist(), values.tolist(), strict=True)
+        texts = [str(integer) if is_whole else repr(value) for is_whole, integer, value in rows]
+        return pa.array(texts, pa.large_string(), mask=are_null(array))
     if pa.types.is_decimal(kind):
-        texts = [None if v is None else _plain(v) for v in array.to_pylist()]
-        return pa.array(texts, pa.large_string())
+        decimals = array.to_pylist()
+        of_decimals = [None if d is None else number_text(format(d, "f")) for d in decimals]
+        return pa.array(of_decimals, pa.large_string())
     return array.cast(pa.large_string())
-
-
-def _plain(value: Any) -> str:
-    text = format(value, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def plain_texts(array: pa.Array) -> list[str]:
     """Returns values as text without surrounding blanks; that of null is empty."""
-    return [text.strip() for text in as_text(array).fill_null("").to_pylist()]
+    return [(text or "").strip() for text in as_text(array).to_pylist()]
 
 
 def text_column(array: pa.Array) -> TextColumn:

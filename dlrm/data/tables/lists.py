@@ -1,22 +1,15 @@
-"""Columns of lists in an Arrow table: their concatenated values, and the lengths of rows."""
+"""Columns of lists in an Arrow table: their values, the lengths of rows, and weights."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.clicks import bags
-from dlrm.data.clicks.bags import places_of
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.tables.columns import Faults
-from dlrm.data.tables.kinds.types import is_list
-from dlrm.data.transform.lists import (
-    bad_weights,
-    count_problem,
-    length_problem,
-    too_long,
-    weight_problem,
-)
-from dlrm.data.transform.schema import CategoricalField
+from dlrm.data.tables.columns import Faults, decoded
+from dlrm.data.tables.kinds.types import is_list, is_text
+from dlrm.data.transform.lists import length_problem, split_text, too_long
+from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 
 
 def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
@@ -28,7 +21,7 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([], pa.null()), np.zeros(len(array), np.int64)
-    if pa.types.is_dictionary(kind) and is_list(kind.value_type):
+    if is_list(decoded(kind)) and kind != decoded(kind):
         array = array.dictionary_decode()
         kind = array.type
     if not is_list(kind) or pa.types.is_nested(kind.value_type):
@@ -40,6 +33,18 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     return values, lengths.astype(np.int64)
 
 
+def field_lists(
+    schema: Schema, field: CategoricalField, name: str, array: pa.Array
+) -> tuple[pa.Array, np.ndarray]:
+    """Returns the lists of a field or of its weights, which may be texts as in CSV."""
+    if is_text(decoded(array.type)):
+        missing, separator = schema.missing_of(field), field.separator
+        texts = array.to_pylist()
+        split = [None if text is None else split_text(text, separator, missing) for text in texts]
+        array = pa.array(split, pa.list_(pa.string()))
+    return lists_of(name, array)
+
+
 def check_lengths(
     field: CategoricalField, lengths: np.ndarray, of_weights: np.ndarray | None, faults: Faults
 ) -> None:
@@ -47,32 +52,49 @@ def check_lengths(
     long = too_long(field, lengths)
     faults.add(field.column, long, lambda row: length_problem(field, int(lengths[row])))
     if of_weights is not None:
-        differ = lengths != of_weights
 
         def problem(row: int) -> str:
-            return count_problem(field, int(lengths[row]), int(of_weights[row]))
+            return (
+                f"expected as many weights in {field.weights} as there are values, {lengths[row]}, "
+                f"got {of_weights[row]}"
+            )
 
-        faults.add(field.column, differ, problem)
+        faults.add(field.column, lengths != of_weights, problem)
+
+
+def weight_field(field: CategoricalField) -> NumericalField:
+    """Returns the field of a list's weights, in which NaN may be marked as missing."""
+    assert field.weights is not None
+    return NumericalField(field.weights, "none", missing_values=field.missing_values, required=True)
 
 
 def checked_weights(
-    name: str, weights: Parsed, lengths: np.ndarray, values: np.ndarray, faults: Faults
+    name: str, weights: Parsed, of_weights: np.ndarray, lengths: np.ndarray, faults: Faults
 ) -> np.ndarray:
     """Returns the weights of values, or 0 in rows with another number of them; notes bad ones.
 
     Args:
         name: name of their column.
         weights: weights of all rows, one after another.
-        lengths: number of weights in each row.
-        values: number of values in each row.
+        of_weights: number of weights in each row.
+        lengths: number of values in each row.
         faults: receives the bad rows.
     """
+    with np.errstate(over="ignore"):
+        numbers = weights.values.astype(bags.WEIGHTS_DTYPE)
+    bad = weights.missing | ~np.isfinite(numbers)
+
+    def problem(index: int) -> str:
+        if weights.missing[index]:
+            return "expected a weight, got no value"
+        return f"expected a weight that float32 has, got {weights.values[index]}"
+
     inner = Faults()
-    inner.add(name, bad_weights(weights), lambda place: weight_problem(weights, place))
-    faults.add_lists(inner, lengths)
-    numbers = np.where(bad_weights(weights), 0.0, weights.values).astype(bags.WEIGHTS_DTYPE)
-    if (same := lengths == values).all():
+    inner.add(name, bad, problem)
+    faults.add_lists(inner, of_weights)
+    numbers = np.where(bad, bags.WEIGHTS_DTYPE.type(0), numbers)
+    if (same := of_weights == lengths).all():
         return numbers
-    made = np.zeros(int(values.sum()), bags.WEIGHTS_DTYPE)
-    made[places_of(values, same)[0]] = numbers[places_of(lengths, same)[0]]
+    made = np.zeros(int(lengths.sum()), bags.WEIGHTS_DTYPE)
+    made[bags.places_of(lengths, same)[0]] = numbers[bags.places_of(of_weights, same)[0]]
     return made

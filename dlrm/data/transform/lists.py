@@ -6,10 +6,9 @@ import numpy as np
 
 from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import Jagged
-from dlrm.data.sources.columns import Coded, Parsed, TextColumn
+from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.transform.cells import FieldKeys, numbers_of_texts
-from dlrm.data.transform.schema import CategoricalField, NumericalField
+from dlrm.data.transform.schema import CategoricalField
 
 Column = Parsed | Coded | Jagged
 
@@ -41,13 +40,6 @@ def length_problem(field: CategoricalField, length: int) -> str:
     return (
         f"expected a list of up to {field.max_length} values, got {length} (keep: first or "
         "keep: last in the schema cuts longer lists)"
-    )
-
-
-def count_problem(field: CategoricalField, values: int, weights: int) -> str:
-    """Returns the problem of a list and its weights having different lengths."""
-    return (
-        f"expected as many weights in {field.weights} as there are values, {values}, got {weights}"
     )
 
 
@@ -92,58 +84,7 @@ def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]
     return [] if not text or text in missing else [v.strip() for v in text.split(separator)]
 
 
-def lists_of_texts(
-    keys: FieldKeys,
-    cells: Sequence[str],
-    weights: Sequence[str] | None,
-    missing_values: Collection[str],
-) -> Jagged:
-    """Returns the lists of cells of text, of which those with `missing_values` are empty.
-
-    Raises:
-        RowError: the first unreadable value, or list with a wrong number of weights.
-    """
-    field = keys.field
-    rows = [split_text(cell, field.separator, missing_values) for cell in cells]
-    lengths = np.array([len(row) for row in rows], np.int64)
-    texts = TextColumn.from_bytes([text.encode() for row in rows for text in row])
-    try:
-        values, _ = keys.of_texts(texts)
-    except RowError as error:
-        move_to_row(error, lengths)
-        raise
-    if weights is None or field.weights is None:
-        return Jagged(values, lengths)
-    numbers = [split_text(cell, field.separator, missing_values) for cell in weights]
-    for row, (texts_of_row, other) in enumerate(zip(rows, numbers, strict=True)):
-        if len(texts_of_row) != len(other):
-            raise RowError(row, count_problem(field, len(texts_of_row), len(other)), field.column)
-    flat = [text for row in numbers for text in row]
-    try:
-        parsed = numbers_of_texts(NumericalField(field.weights, "none"), flat, missing_values)
-        if (bad := bad_weights(parsed)).any():
-            place = int(bad.argmax())
-            raise RowError(place, weight_problem(parsed, place), field.weights)
-    except RowError as error:
-        move_to_row(error, lengths)
-        raise
-    return Jagged(values, lengths, parsed.values.astype(bags.WEIGHTS_DTYPE))
-
-
 def move_to_row(error: RowError, lengths: np.ndarray) -> None:
     """Makes the row of an error that of the list; it was the index of the value among all."""
     error.row, place = bags.row_of(lengths, error.row)
     error.problem = in_list(place, error.problem)
-
-
-def bad_weights(weights: Parsed) -> np.ndarray:
-    """Returns a mask of weights that are missing, or beyond float32."""
-    with np.errstate(over="ignore"):
-        return weights.missing | ~np.isfinite(weights.values.astype(bags.WEIGHTS_DTYPE))
-
-
-def weight_problem(weights: Parsed, place: int) -> str:
-    """Returns the problem of a weight."""
-    if weights.missing[place]:
-        return "expected a weight, got no value"
-    return f"expected a weight that float32 has, got {weights.values[place]}"

@@ -48,7 +48,7 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
         "keep_negatives": transform.keep_negatives,
-        "kinds": list(transform.kinds),
+        "types": list(transform.types),
     }
     text = json.dumps(facts, indent=1, ensure_ascii=False)
     write_atomically(directory / FACTS, f"{text}\n")
@@ -85,9 +85,9 @@ def _read(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     ]
     if len(numerical) != (expected := len(schema.numerical)):
         raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
-    kinds = texts_in(facts["kinds"])
-    if len(kinds) != len(schema.categorical):
-        raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
+    value_types = texts_in(facts["types"])
+    if len(value_types) != len(schema.categorical):
+        raise ValueError(f"{len(value_types)} types of {len(schema.categorical)} fields")
     crcs = [entry["crc32"] for entry in facts["dictionaries"]]
     for kind, crc in zip(types, crcs, strict=True):
         length = {"string": 3, "id": 0}.get(kind, 1)
@@ -100,7 +100,7 @@ def _read(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "negatives": facts["negatives"],
         "columns": texts_in(facts["columns"]),
         "keep_negatives": float(facts["keep_negatives"]),
-        "kinds": kinds,
+        "types": value_types,
         "crcs": crcs,
         "directory": directory,
     }

@@ -6,10 +6,10 @@ served model; see `stored`. Only numpy and the standard library are imported.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,21 +26,22 @@ from dlrm.data.sources.columns import (
 )
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
-from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
 from dlrm.data.transform.dictionaries import (
     Dictionary,
     FrequencyLimit,
     arrays_of,
     checksum,
 )
-from dlrm.data.transform.lists import Column, bags_of, lists_of_texts
+from dlrm.data.transform.lists import Column, bags_of
 from dlrm.data.transform.logs import is_log, log_schema
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.rows import cross_columns
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.values import NUMBER, TEXT, KnownTexts
+from dlrm.data.transform.values import NUMBERS_IN_TEXT, KnownTexts, is_number_type
 from dlrm.files import write_array
+
+if TYPE_CHECKING:
+    from dlrm.data.transform.keys import FieldKeys
 
 
 class Transformed(NamedTuple):
@@ -58,8 +59,8 @@ class Transform:
         schema: the meaning of the columns.
         numerical: the fitted statistics of each numerical feature, in order.
         dictionaries: dictionary of each entry of `schema.dictionaries()`, in order.
-        kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
-            typed numbers, otherwise `TEXT`.
+        types: for each of the schema's categorical fields, the type of the training values in
+            Arrow; texts that were all numbers are `NUMBERS_IN_TEXT`.
         negatives: the labels that count as 0; None if they are unknown or too many.
         columns: names of all columns of the CSV that it was fitted to; none for other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
@@ -78,14 +79,14 @@ class Transform:
         schema: Schema,
         numerical: Sequence[Fitted],
         dictionaries: Sequence[Dictionary],
-        kinds: Sequence[str],
+        types: Sequence[str],
         negatives: Sequence[str] | None = None,
         columns: Sequence[str] = (),
         keep_negatives: float = 1.0,
         crcs: Sequence[Sequence[str]] = (),
         directory: Path | None = None,
     ) -> None:
-        self.kinds = tuple(kinds)
+        self.types = tuple(types)
         self.schema, self.numerical = schema, list(numerical)
         self.is_log = is_log(schema) and keep_negatives == 1
         self.dictionaries = list(dictionaries)
@@ -127,7 +128,7 @@ class Transform:
         limits = (frequency_limit or FrequencyLimit()).each(len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
         made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
-        return cls(schema, [Fitted()] * num_numerical, made, [TEXT] * len(made))
+        return cls(schema, [Fitted()] * num_numerical, made, ["string"] * len(made))
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "Transform":
@@ -273,8 +274,9 @@ class Transform:
 
     def build(self) -> None:
         """Makes the lookups of ids, which otherwise the first rows make."""
-        _ = self.keys
-        if self.is_log and native.served is not None:
+        if not self.is_log:
+            _ = self.keys
+        elif native.served is not None:
             _ = self._native_lookups
         for place, dictionary in enumerate(self.dictionaries):
             if dictionary.kind != "id":
@@ -323,82 +325,40 @@ class Transform:
     def _native_lookups(self) -> native.Lookups:
         return native.Lookups([self.lookup(place) for place in self.dictionary_of])
 
-    def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
-        """Transforms rows, given as the text of each of `names`.
-
-        Raises:
-            RowError: the first row that cannot be read, and its first such column.
-            ValueError: the number of columns is wrong.
-        """
-        if len(columns) != len(self.names):
-            raise ValueError(f"expected {len(self.names)} columns, got {len(columns)}")
-        by_name = {
-            name: self._without_marks(name, column)
-            for name, column in zip(self.names, columns, strict=True)
-        }
-        numerical, categorical = list[Parsed](), list[Column]()
-        problems: list[RowError] = []
-        for field in self.schema.numerical:
-            try:
-                cells = _strings(by_name[field.column])
-                numerical.append(numbers_of_texts(field, cells, self.schema.missing_of(field)))
-                if field.required and numerical[-1].missing.any():
-                    row = int(numerical[-1].missing.argmax())
-                    raise RowError(row, NO_NUMBER, field.column)
-            except RowError as bad:
-                problems.append(bad)
-        for keys in self.keys:
-            try:
-                categorical.append(self._key_column(keys, by_name))
-            except RowError as bad:
-                problems.append(bad)
-        if problems:
-            raise min(problems, key=lambda bad: bad.row)
-        return self.apply(numerical, [*categorical, *cross_columns(self.schema, categorical)])
-
-    def _without_marks(self, name: str, column: TextColumn) -> TextColumn:
-        if name not in self.schema.marked:
-            return column
-        cells = [self.schema.plain_cell(name, cell) for cell in _strings(column)]
-        return TextColumn.from_bytes([cell.encode() for cell in cells])
-
-    def _key_column(self, keys: FieldKeys, by_name: Mapping[str, TextColumn]) -> Column:
-        field = keys.field
-        column = by_name[field.column]
-        if field.max_length is None:
-            return keys.of_texts(column)[0]
-        weights = _strings(by_name[field.weights]) if field.weights else None
-        return lists_of_texts(keys, _strings(column), weights, self.schema.missing_of(field))
-
     @cached_property
-    def keys(self) -> list[FieldKeys]:
+    def keys(self) -> list["FieldKeys"]:
         """Returns the keys of each of the schema's categorical fields."""
+        from dlrm.data.transform.keys import FieldKeys  # imports Arrow, which logs do not need
+
         made = []
-        for place, field in enumerate(self.schema.categorical):
-            known = self.known_texts(place)
-            rows = self.cardinalities[place] if field.type == "id" else None
-            made.append(FieldKeys(field, self.schema.missing_of(field), known, rows))
+        for index, field in enumerate(self.schema.categorical):
+            known, rows = None, None
+            if field.type == "string":
+                dictionary = self.dictionaries[self.dictionary_of[index]]
+                known = KnownTexts(field.column, dictionary, self.types[index])
+            elif field.type == "id":
+                rows = self.cardinalities[index]
+            only_numbers = self.only_numbers[index]
+            markers = self.schema.missing_of(field)
+            made.append(FieldKeys(field, markers, known, only_numbers, rows))
             if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
-                self._check_markers(place, made[-1])
+                self._check_markers(index, made[-1])
         return made
 
-    def known_texts(self, place: int) -> KnownTexts | None:
-        """Returns the texts of a categorical field of the schema; None if it has none."""
-        field = self.schema.categorical[place]
-        if field.type != "string":
-            return None
-        dictionary = self.dictionaries[self.dictionary_of[place]]
-        return KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
+    @property
+    def only_numbers(self) -> list[bool]:
+        """Returns, for each of the schema's categorical fields, whether all values were numbers."""
+        return [type == NUMBERS_IN_TEXT or is_number_type(type) for type in self.types]
 
-    def _check_markers(self, place: int, keys: FieldKeys) -> None:
+    def _check_markers(self, index: int, keys: "FieldKeys") -> None:
         """Raises ValueError if a field has a value with an id that means "missing"."""
-        lookup = self.lookup(self.dictionary_of[place])
+        lookup = self.lookup(self.dictionary_of[index])
         id = lookup(Parsed.present(keys.missing)).max(initial=0)
         if id:
             raise ValueError(
                 f"column {keys.field.column!r}: expected missing_values that the training data did "
-                f"not have as values, got {self.value(place, int(id))!r}, which has id {id}"
+                f"not have as values, got {self.value(index, int(id))!r}, which has id {id}"
             )
 
     @property
@@ -443,9 +403,3 @@ def stack_ids(ids: Sequence[np.ndarray | Jagged], rows: int) -> np.ndarray:
     if lists_in(ids):
         raise ValueError("expected one id a row of each table, got a list field")
     return np.stack(list(map(ids_in, ids)), 1) if ids else np.empty((rows, 0), np.int8)
-
-
-def _strings(column: TextColumn) -> list[str]:
-    whole = column.data.tobytes()
-    ends = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
-    return [whole[start:end].decode("utf-8", "replace") for start, end in ends]

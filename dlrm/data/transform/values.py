@@ -6,7 +6,6 @@ but each writes them in its own way: true and True, 12 and 12.0, 2026-11-20 and 
 number 1, with the texts that a field had in training, such as true.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,9 @@ import numpy as np
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
 
-TEXT, NUMBER, BOOLEAN, TIME, DURATION = "text", "number", "boolean", "time", "duration"
+TEXT, NUMBER, BOOLEAN, TIME = "text", "number", "boolean", "time"
+NUMBERS_IN_TEXT = "string of numbers"  # type of a field that had no other texts
+_NUMBER_TYPES = ("int", "uint", "float", "halffloat", "double", "decimal")  # names in Arrow
 SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), "true")}
 SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), "false")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+", re.ASCII)
@@ -28,17 +29,10 @@ _TIME = re.compile(
     re.ASCII,
 )
 _TIME_OF_DAY = re.compile(r"(\d\d:\d\d:\d\d)\.(\d+)", re.ASCII)
-_CLOCK = re.compile(r"(-?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
 _ANY_TIME = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d)[^Z]*(Z?)", re.ASCII)
-_DAYS = re.compile(
-    r"([+-]?)(\d{1,9}) days?,? ([+-]?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII
-)
-_PERIOD = re.compile(
-    r"(-?)P(?:(-?\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9})(?:\.(\d{1,9}))?S)?)?",
-    re.ASCII,
-)
-_DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+NAN = ("nan", "NaN", "NAN")
+KEYS_OF_NAN = hash_texts(TextColumn.from_bytes([text.encode() for text in NAN]))
 NUMBER_OR_NAN = re.compile(rf"(?:{_NUMBER.pattern}|(?i:nan))", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
@@ -46,8 +40,6 @@ _LONGEST_NUMBER = 25  # characters of a number with an exponent
 _MOST_WHOLE = 1 << 64  # whole numbers below it are written without an exponent
 FLOAT64_BITS = 53  # beyond 2^53 float64 has not every whole number
 MOST_EXACT = 1 << FLOAT64_BITS
-_MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
-_MOST_WRITTEN = 1 << 20  # texts of a dictionary that are compared as numbers
 
 
 def canonical_text(text: str) -> str:
@@ -61,13 +53,12 @@ def canonical_text(text: str) -> str:
     * A date with a time, in ISO 8601, is `2026-11-20 08:00:00`, with a fraction of seconds that
       does not end in 0; midnight is the date alone. With a zone it is in UTC, and ends in Z.
     * A time of day has a fraction of seconds only if it is not 0.
-    * A duration, as `1 days 02:00:00` or in ISO 8601, is its seconds: 93600s.
 
     Args:
         text: a text without surrounding blanks.
     """
     if len(text) < 3 or text.isdecimal():
-        return text
+        return "0" if text == "-0" else text
     if text in SPELLINGS:
         return SPELLINGS[text]
     if not text.isascii():
@@ -81,27 +72,7 @@ def canonical_text(text: str) -> str:
     if (clock := _TIME_OF_DAY.fullmatch(text)) is not None:
         fraction = clock[2].rstrip("0")
         return f"{clock[1]}.{fraction}" if fraction else clock[1]
-    if (days := _DAYS.fullmatch(text)) is not None:
-        sign, count, of_clock, *parts = days.groups()
-        part = _nanoseconds("0", *parts)
-        total = int(f"{sign}{count}") * 86_400 * 10**9
-        return seconds_text(total - part if of_clock == "-" else total + part)
-    if text[-1] in "DHMS" and (period := _PERIOD.fullmatch(text)) is not None:
-        nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))  # P-1DT2H: -22 h
-        return seconds_text(-nanoseconds if period[1] else nanoseconds)
     return text
-
-
-def _nanoseconds(days: str, hours: str, minutes: str, seconds: str, part: str | None) -> int:
-    whole = ((int(days) * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
-    return whole * 10**9 + int((part or "").ljust(9, "0"))
-
-
-def seconds_text(nanoseconds: int) -> str:
-    """Returns the canonical text of a duration."""
-    whole, part = divmod(abs(nanoseconds), 10**9)
-    fraction = f".{part:09}".rstrip("0") if part else ""
-    return f"{'-' * (nanoseconds < 0)}{whole}{fraction}s"
 
 
 def _canonical_time(
@@ -140,19 +111,16 @@ def _candidates(column: TextColumn) -> np.ndarray:
         return np.empty(0, np.int64)
     last = len(data) - 1
     first, end = data[np.minimum(starts, last)], data[np.maximum(ends - 1, 0)]
-    words = ((lengths == 4) & np.isin(first, _T)) | ((lengths == 5) & np.isin(first, _F))
+    words = (lengths == 2) & (first == ord("-")) & (end == ord("0"))
+    words |= ((lengths == 4) & np.isin(first, _T)) | ((lengths == 5) & np.isin(first, _F))
     zeros = (end == ord("0")) & (lengths > 2) & _has(column, _POINT)
     fifth, third = data[np.minimum(starts + 4, last)], data[np.minimum(starts + 2, last)]
     times = (lengths > 10) & (fifth == ord("-")) & (data[np.minimum(starts + 7, last)] == ord("-"))
     times |= (lengths > 9) & (third == ord(":"))
-    durations = (first == ord("P")) | (
-        (first == ord("-")) & (data[np.minimum(starts + 1, last)] == ord("P"))
-    )
-    durations |= _has(column, ord("y")) & _has(column, ord(":"))
     numbers = (lengths > 3) & (lengths <= _LONGEST_NUMBER) & _DIGIT[end]
     numbers &= _DIGIT[first] | (first == ord("-"))
     numbers &= _has(column, ord("e")) | _has(column, ord("E"))
-    return np.flatnonzero(words | zeros | times | durations | numbers)
+    return np.flatnonzero(words | zeros | times | numbers)
 
 
 _DIGIT = np.isin(np.arange(256), np.frombuffer(b"0123456789", np.uint8))
@@ -196,8 +164,8 @@ def number_text(text: str) -> str:
         return text
     if number[3]:
         value = float(text)
-        if math.isinf(value):
-            return text
+        if math.isinf(value) or (not value and (number[1] + (number[2] or "")).strip("0.")):
+            return text  # beyond float64
         whole = value.is_integer() and abs(value) < _MOST_WHOLE
         return str(int(value)) if whole else repr(value)
     sign = "-" if text[0] == "-" else ""
@@ -207,6 +175,11 @@ def number_text(text: str) -> str:
         short = repr(float(plain))
         return short if Decimal(short) == Decimal(plain) else plain
     return plain
+
+
+def is_number_type(type: str) -> bool:
+    """Returns whether a type in Arrow, by its name, has numbers."""
+    return type.startswith(_NUMBER_TYPES)
 
 
 def are_inexact(values: np.ndarray, bits: int) -> np.ndarray:
@@ -227,25 +200,19 @@ def _zone_of(text: str) -> str | None:
     return None if time is None else time[1]
 
 
-def clock_text(text: str) -> str:
-    """Returns a duration below a day in hours, minutes and seconds as its canonical text."""
-    if (clock := _CLOCK.fullmatch(text)) is None:
-        return text
-    nanoseconds = _nanoseconds("0", *clock.groups()[1:])
-    return seconds_text(-nanoseconds if clock[1] else nanoseconds)
-
-
 class KnownTexts:
-    """The texts that a field had in training, and values of other kinds that mean them.
+    """The texts that a field had in training, and values of other types that mean them.
 
     Args:
+        column: name of the field's column.
         dictionary: its texts, in canonical form.
-        typed: whether the training data had numbers, and not texts of them.
+        type: the type of the training values in Arrow.
     """
 
-    def __init__(self, column: str, dictionary: Dictionary, typed: bool) -> None:
-        self.column, self._dictionary, self._typed = column, dictionary, typed
+    def __init__(self, column: str, dictionary: Dictionary, type: str) -> None:
+        self.column, self._dictionary, self._typed = column, dictionary, is_number_type(type)
         self._inexact: dict[int, str | None] = {}
+        self._had: dict[tuple[str, str | None], bool] = {}  # by kind, and zone of times
 
     def match(self, column: TextColumn, present: np.ndarray, kind: str) -> TextColumn:
         """Returns texts of values as the texts that the field had for them.
@@ -259,49 +226,32 @@ class KnownTexts:
             ValueError: typed values are of a kind that the field never had; the message names both.
         """
         rows = np.flatnonzero(present)
-        if not len(rows):
+        if not len(rows) or (kind == TEXT and not self._typed and self._words is None):
             return column
         if self._words is not None:
             column = replaced(column, rows, self._words)
             kind = TEXT if kind in (BOOLEAN, NUMBER) else kind
         if kind != TEXT:
             self._check(kind, column.text(int(rows[0])))
-        if self._durations is not None:
-            return replaced(column, rows, self._duration)
         if self._typed:
-            return column if kind == NUMBER else replaced(column, rows, self._number)
-        if kind == NUMBER and self._written:
-            return replaced(column, rows, self._written_number)
+            return column if kind == NUMBER else replaced(column, rows, _typed_number)
+        if kind == NUMBER and self._spellings:
+            return replaced(column, rows, self._spelling)
         return column
-
-    @staticmethod
-    def _number(text: str) -> str:
-        return number_text({"true": "1", "false": "0"}.get(text, text))
 
     @cached_property
     def _words(self) -> dict[str, str] | None:
         """Returns the texts that mean true and false, if the field had no other values."""
-        texts = set(self._seen)
-        if not texts or len(self._dictionary) > 2:
+        if len(self._dictionary) > 2:
             return None
-        if texts <= {"true", "false"}:
+        texts = set(self._texts())
+        if texts and texts <= {"true", "false"}:
             return {"1": "true", "0": "false"}
-        return {"true": "1", "false": "0"} if texts <= {"0", "1"} else None
+        return {"true": "1", "false": "0"} if texts and texts <= {"0", "1"} else None
 
-    @cached_property
-    def are_numbers(self) -> bool:
-        """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
-        return self._typed or (bool(self._seen) and all(map(NUMBER_OR_NAN.fullmatch, self._every)))
-
-    @property
-    def _every(self) -> Iterator[str]:
-        """Returns all texts, up to a limit, in the order of their ids."""
-        most = min(len(self._dictionary), _MOST_WRITTEN)
-        return (str(self._dictionary.value(id)) for id in range(1, most + 1))
-
-    @cached_property
-    def _seen(self) -> list[str]:
-        return list(itertools.islice(self._every, _MOST_SEEN))
+    def _texts(self) -> Iterator[str]:
+        """Yields all texts in the order of their ids."""
+        return (str(self._dictionary.value(id)) for id in range(1, len(self._dictionary) + 1))
 
     def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Iterator[str]:
         """Yields the texts that a function of the first bytes and lengths selects."""
@@ -310,8 +260,8 @@ class KnownTexts:
             return iter(())
         starts = np.concatenate([[0], dictionary.ends[:-1]])
         first = dictionary.texts[np.minimum(starts, len(dictionary.texts) - 1)]
-        places = np.flatnonzero(chosen(first, dictionary.ends - starts)).tolist()
-        return (str(dictionary.value(place + 1)) for place in places)
+        rows = np.flatnonzero(chosen(first, dictionary.ends - starts)).tolist()
+        return (str(dictionary.value(row + 1)) for row in rows)
 
     @cached_property
     def _padded(self) -> str | None:
@@ -330,17 +280,17 @@ class KnownTexts:
         return self._inexact[bits]
 
     @cached_property
-    def _written(self) -> dict[str, list[str]]:
+    def _spellings(self) -> dict[str, list[str]]:
         """Returns the texts of numbers, by those of the same typed numbers, where they differ."""
         dictionary, spellings = self._dictionary, dict[str, list[str]]()
         if dictionary.texts is None or not np.isin(dictionary.texts, _MARKS).any():
             return {}
-        for text in self._every:
+        for text in self._texts():
             spellings.setdefault(number_text(text), []).append(text)
         return {plain: texts for plain, texts in spellings.items() if texts != [plain]}
 
-    def _written_number(self, text: str) -> str:
-        first, *others = self._written.get(text, [text])
+    def _spelling(self, text: str) -> str:
+        first, *others = self._spellings.get(text, [text])
         if others:
             raise ValueError(
                 f"column {self.column!r}: {first!r} and {others[0]!r} differ in the training data, "
@@ -348,37 +298,30 @@ class KnownTexts:
             )
         return first
 
-    @cached_property
-    def _durations(self) -> dict[str, str] | None:
-        """Returns the texts of durations by canonical ones; None if the field had no durations."""
-        if not any(map(_DURATION.fullmatch, self._seen)):
-            return None
-        clocks = [text for text in self._seen if clock_text(text) != text]
-        return {clock_text(text): text for text in clocks}
-
-    def _duration(self, text: str) -> str:
-        text = clock_text(text)
-        assert self._durations is not None
-        return self._durations.get(text, text)
-
     def _check(self, kind: str, got: str) -> None:
         """Raises ValueError if the field never had values of a kind."""
-        seen = self._seen
         tests: dict[str, Callable[[str], object]] = {  # of a text
             NUMBER: _NUMBER.fullmatch,
             BOOLEAN: {"true", "false", "0", "1"}.__contains__,
             TIME: lambda text: _zone_of(text) == _zone_of(got),
-            DURATION: _DURATION.fullmatch,
         }
+        key = kind, _zone_of(got) if kind == TIME else None
+        if key not in self._had:
+            self._had[key] = any(map(tests[kind], self._texts()))
         padded = self._padded if kind == NUMBER and not self._typed else None
-        if not seen or (padded is None and any(map(tests[kind], self._every))):
+        first = next(self._texts(), None)
+        if first is None or (padded is None and self._had[key]):
             return
         hint = "; true_values in the schema names a text that means true" * (kind == BOOLEAN)
         hint += "; a number has no zeros at its beginning: read the column as text" * bool(padded)
         raise ValueError(
-            f"column {self.column!r}: expected values such as {padded or seen[0]!r}, as in the "
+            f"column {self.column!r}: expected values such as {padded or first!r}, as in the "
             f"training data, got the {kind} {got}{hint}"
         )
+
+
+def _typed_number(text: str) -> str:
+    return number_text({"true": "1", "false": "0"}.get(text, text))
 
 
 def _is_rounded(integer: int, bits: int) -> bool:

@@ -221,7 +221,7 @@ class LogSource:
                 rejected.append(Rejected(error.row, error.reason, shown))
                 skipped += 1
         if facts is not None:
-            facts |= {"crc": crc, "kinds": [[]] * self.log_format.num_categorical}
+            facts |= {"crc": crc, "types": [[]] * self.log_format.num_categorical}
         if part.crc not in (None, crc):
             raise ValueError(
                 f"{part.source}: expected CRC-32 {part.crc:08x} of the lines in bytes {part.begin} "

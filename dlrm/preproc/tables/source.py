@@ -45,7 +45,10 @@ class TableSource:
         own = None
         if facts is None and self.fitted is not None:
             own = _fitted(self.fitted, facts_file(Path(self.fitted)).stat().st_mtime_ns)
-        reader = RowReader(self.schema, fitted=earlier, texts=facts is not None, numbers=own)
+        only_numbers = None if own is None else own.only_numbers
+        reader = RowReader(
+            self.schema, fitted=earlier, texts=facts is not None, only_numbers=only_numbers
+        )
         columns = [*dict.fromkeys([*reader.columns, *self.others]), *[PROBLEM] * part.staged]
         first_row = part.first_row
         for batch in part.read(columns, facts):
@@ -57,7 +60,7 @@ class TableSource:
             yield Read(rows, numbers, batch, (*_wrong(batch), *bad))
             first_row += batch.num_rows
         if facts is not None:
-            facts |= {"crc": part.checksum(), "kinds": [sorted(kinds) for kinds in reader.kinds]}
+            facts |= {"crc": part.checksum(), "types": [sorted(types) for types in reader.types]}
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Turns raw rows into a model's inputs, by the transform fitted to the training data.
 
 Offline scoring and the served model both use this file; the exporter copies it and the
-modules that it imports into the model repository. It imports only numpy and the standard library.
+modules that it imports into the model repository. Logs need only numpy, tables also pyarrow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,9 +66,9 @@ def inputs_of_text(transform: Transform, text: TextFields) -> Inputs:
     """
     if transform.is_log:
         return Inputs(*transform.of_fields(TextColumn(*text)))
-    columns = [text.column(place) for place in range(len(transform.names))]
-    numbers, ids, _ = transform.of_texts(columns)
-    return Inputs.from_columns(numbers, ids)
+    from dlrm.serving.rows.tables import inputs_of_texts
+
+    return inputs_of_texts(transform, map(text.column, range(len(transform.names))))
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> TextFields:

@@ -1,9 +1,13 @@
 """Turns batches of a table into a model's inputs, by the transform of its training data."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.tables.columns import array_of
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.rows import FieldRows
@@ -42,6 +46,23 @@ def read_inputs(
         absent = missing_features(rows.numerical, rows.categorical)
         shares.add(absent, inputs.without_id())
     return inputs, rows
+
+
+def inputs_of_texts(fitted: Transform, columns: Iterable[TextColumn]) -> Inputs:
+    """Returns a model's inputs from the text of each of `fitted.names`.
+
+    Raises:
+        RowError: a value is unreadable; the message names row and column.
+    """
+    schema, arrays = fitted.schema, []
+    for name, column in zip(fitted.names, columns, strict=True):
+        array = array_of(column).view(pa.large_string())  # which readers check
+        if name in schema.marked:
+            texts = array.to_pylist()
+            array = pa.array([schema.plain_cell(name, text) for text in texts], pa.large_string())
+        arrays.append(array)
+    batch = pa.RecordBatch.from_arrays(arrays, fitted.names)
+    return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]
 
 
 def labels_of(rows: FieldRows) -> np.ndarray | None:

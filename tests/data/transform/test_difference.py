@@ -9,7 +9,6 @@ from table_testing import dictionary_of, table_transform
 from dlrm.data.transform.difference import check_extends, compare_transforms
 from dlrm.data.transform.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import TEXT
 
 HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)
 CITIES = ["Rome", "Oslo", "Lima"]
@@ -105,7 +104,7 @@ def test_what_differs_of_lists_is_said(tmp_path):
     def lists_of(directory, **entries):
         field = CategoricalField("city", max_length=3, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        transform = Transform(schema, [], [dictionary_of(CITIES)], [TEXT])
+        transform = Transform(schema, [], [dictionary_of(CITIES)], ["string"])
         transform.save(directory / "transform")
         return directory
 
@@ -156,7 +155,7 @@ def test_what_does_not_extend_named_columns_is_said(tmp_path):
     def city_of(name, cities, buckets=0, **entries):
         field = CategoricalField("city", hash_buckets=buckets, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        made = Transform(schema, [], [dictionary_of(cities)], [TEXT])
+        made = Transform(schema, [], [dictionary_of(cities)], ["string"])
         made.save(tmp_path / name / "transform")
         return tmp_path / name
 

@@ -4,19 +4,19 @@ import json
 
 import numpy as np
 import pytest
+from column_testing import transform_texts
 from hypothesis import given, strategies as st
 from table_testing import dictionary_of
 
 from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.cells import label_cells
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.numerical import label_reader
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 from dlrm.data.transform.transform import Transform, stack_ids
-from dlrm.data.transform.values import TEXT
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
@@ -232,7 +232,9 @@ def saved(tmp_path):
         Dictionary(np.array([7, (1 << 64) - 3], np.uint64)),
         Dictionary(np.empty(0, np.uint64)),
     ]
-    made = Transform(SCHEMA, fitted, [dictionary_of(["b", "ä"]), *numbers], [TEXT] * 3, ["nein"])
+    made = Transform(
+        SCHEMA, fitted, [dictionary_of(["b", "ä"]), *numbers], ["string"] * 3, ["nein"]
+    )
     made.save(tmp_path / "transform")
     return tmp_path / "transform"
 
@@ -246,14 +248,16 @@ def test_a_transform_is_the_same_once_written_and_read(saved):
     assert transform.schema == SCHEMA
     assert [one.values() for one in transform.dictionaries] == [["b", "ä"], [7, -3], []]
     rows = [cells("1", " ", "9"), cells("2", "?", "1.5"), cells("ä ", "?", "new")]
-    numbers, ids, _ = transform.of_texts([*rows, cells("7", "-3", "8"), cells("1", "", "?")])
+    numbers, ids, _ = transform_texts(
+        transform, [*rows, cells("7", "-3", "8"), cells("1", "", "?")]
+    )
     ids = stack_ids(ids, 3)
     assert numbers.tolist() == [[0.5, 1.0], [0.5, 0.0], [0.75, 0.0]]
     assert ids[:, 0].tolist()[:2] == [2, 0]
     assert 3 <= ids[2, 0] < 8
     assert ids[:, 1:].tolist() == [[1, 0], [2, 0], [0, 0]]
-    read = label_cells(transform.schema, transform.known_labels)
-    assert read(["ja", "nein"]).tolist() == [True, False]
+    read = label_reader(transform.schema, transform.known_labels)
+    assert [read("ja"), read("nein")] == [True, False]
     coded = transform.encode(1, Coded(np.array([7, 9], np.uint64), np.array([1, -1, 0])))
     assert coded.tolist() == [0, 0, 1]
 
@@ -263,12 +267,12 @@ def test_a_cell_that_cannot_be_transformed_is_named(saved):
     row = [cells("1"), cells("2"), cells("b"), cells("7"), cells("1")]
     for place, text, problem in (
         (0, "many", "row 0, column x: expected a number, got 'many'"),
-        (1, "inf", "row 0, column z: expected a finite number, got 'inf'"),
+        (1, "inf", "row 0, column z: expected a finite number (--missing_values ?,inf counts it"),
         (1, "1e9", "row 0, column z: 1000000000.0, standardized, is beyond float16"),
         (3, "1.5", "row 0, column i: expected an integer of 64 bits, got '1.5'"),
     ):
         with pytest.raises(RowError) as failed:
-            transform.of_texts([*row[:place], cells(text), *row[place + 1 :]])
+            transform_texts(transform, [*row[:place], cells(text), *row[place + 1 :]])
         assert str(failed.value).startswith(problem)
 
 

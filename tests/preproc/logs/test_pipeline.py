@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from column_testing import text_column
+from column_testing import text_column, transform_texts
 from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 from table_testing import dictionary_of
@@ -19,7 +19,6 @@ from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.data.transform.values import TEXT
 from dlrm.manifest import read_manifest
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs import pipeline
@@ -161,7 +160,7 @@ def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
     transform = Transform.load(good / "transform")
     rows = [line.split("\t") for line in (logs / "day_2").read_text().splitlines()]
     columns = [text_column(row[i] if i < len(row) else None for row in rows) for i in range(1, 40)]
-    result = transform.of_texts(columns)
+    result = transform_texts(transform, columns)
     served = {"numerical.bin": result.numerical.tobytes()}
     served |= {layout.categorical_name(i): ids.tobytes() for i, ids in enumerate(result.ids)}
     for name, expected in served.items():
@@ -263,7 +262,7 @@ def test_the_transform_of_a_table_is_none_of_logs(local, tmp_path):
     numbers = tuple(NumericalField(f"n{i}", "log") for i in range(2))
     schema = Schema(Label("y"), numbers, tuple(CategoricalField(f"c{i}") for i in range(3)))
     texts = [dictionary_of(["a", "b"])] * 3
-    Transform(schema, [Fitted()] * 2, texts, [TEXT] * 3).save(tmp_path / "table")
+    Transform(schema, [Fitted()] * 2, texts, ["string"] * 3).save(tmp_path / "table")
     run = PreparationRun(local, None, LogOptions(log_format=SMALL), print)
     with pytest.raises(ValueError, match="table: expected the transform of a log, got that of a t"):
         pipeline.transform_days(run, [], "all", tmp_path / "table", True)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from column_testing import transform_texts
 from preproc_testing import killed_at
 from tables_testing import check_bad_row, prepare, write_table
 
@@ -120,13 +121,15 @@ def test_the_fitted_transform_reads_ids_and_refuses_new_ones(tmp_path):
     fitted = Transform.load(tmp_path / "d" / "transform")
     assert (fitted.value(0, 0), fitted.value(1, 299)) == ("0", "299")
     texts = [[b"7", b"0"], [b"299", b"5.0"], [b"5|0|1", b""]]
-    numbers, (user, shop, items), _ = fitted.of_texts(list(map(TextColumn.from_bytes, texts)))
+    numbers, (user, shop, items), _ = transform_texts(
+        fitted, list(map(TextColumn.from_bytes, texts))
+    )
     assert (user.tolist(), shop.tolist(), items.values.tolist()) == ([7, 0], [299, 5], [0, 1])
     assert (user.dtype, shop.dtype) == (np.int8, np.int16)
     for text in (b"8", b"", b"-1", b"x"):
         texts = [[b"7", text], [b"1", b"1"], [b"", b""]]
         with pytest.raises(RowError, match="row 1, column user: .*cardinality, 8, got"):
-            fitted.of_texts(list(map(TextColumn.from_bytes, texts)))
+            transform_texts(fitted, list(map(TextColumn.from_bytes, texts)))
     coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0]), pa.array([0, 8, None]))
     for user in ([0, 8, None, 0], coded):  # a dictionary may have a null
         batch = pa.record_batch({**ROWS, "user": user})

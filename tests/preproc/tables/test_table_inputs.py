@@ -133,7 +133,6 @@ def test_a_column_of_another_type_is_named(tmp_path, name):
 TYPES = {
     "float16": pa.array([1.0, 2.0, None, 1.0], pa.float16()),
     "binary": pa.array([b"ab", b"cd", None, b"ab"], pa.binary(2)),
-    "duration": pa.array([1, 2, None, 1], pa.duration("s")),
     "time": pa.array([1, 2, None, 1], pa.time32("s")),
     "date": pa.array([1, 2, None, 1], pa.date32()),
     "decimal": pa.array([Decimal(1), None, Decimal("2.5"), Decimal(1)], pa.decimal256(60, 3)),
