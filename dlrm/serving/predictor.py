@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
@@ -134,7 +135,8 @@ class Predictor(Judged, Scoring):
         """Yields the results of a function of inputs and labels, some rows of a table at a time."""
         fitted, done = self.row_transform, 0
         reader = scoring_reader(fitted, labeled)
-        for batch in open_frame(frame, reader.columns):
+        made = isinstance(frame, pa.RecordBatch)
+        for batch in [frame] if made else open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
                 try:
                     part = batch.slice(begin, self.batch_size)

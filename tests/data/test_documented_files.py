@@ -77,7 +77,7 @@ def scored(dataset, rows):
     transform = Transform.load(dataset / "transform")
     frame = frame_of(rows, transform)
     reader = scoring_reader(transform, labeled=False)
-    return read_inputs(transform, reader, frame.to_batches()[0])[0].ids[:, 0].tolist()
+    return read_inputs(transform, reader, pa.table(frame).to_batches()[0])[0].ids[:, 0].tolist()
 
 
 @pytest.fixture

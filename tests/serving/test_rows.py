@@ -287,10 +287,10 @@ def test_numbers_in_rows_have_the_marks_of_the_schema(form):
     else:
         of = {"line": lines, "fields": [line.split("\t") for line in lines]}
         of["mapping"] = [dict(zip(("x", "u"), fields, strict=True)) for fields in of["fields"]]
-        (batch,) = frame_of(of[form], marked).combine_chunks().to_batches()
-        found, _ = read_inputs(marked, scoring_reader(marked, labeled=False), batch)
+        reader = scoring_reader(marked, labeled=False)
+        found, _ = read_inputs(marked, reader, frame_of(of[form], marked))
     np.testing.assert_array_equal(found.numerical, expected.numerical)
     np.testing.assert_array_equal(found.ids, expected.ids)
-    frame = frame_of([{"x": "12.5", "u": "a"}], marked)
+    batch = frame_of([{"x": "12.5", "u": "a"}], marked)
     with pytest.raises(RowError, match="decimal mark ,"):
-        read_inputs(marked, scoring_reader(marked, labeled=False), frame.to_batches()[0])
+        read_inputs(marked, scoring_reader(marked, labeled=False), batch)

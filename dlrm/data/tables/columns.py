@@ -25,6 +25,8 @@ from dlrm.data.transform.values import (
     number_text,
 )
 
+_FEW = 16  # texts that are read one by one, faster than the distinct ones are found
+
 
 class Faults:
     """The first bad value of each bad row of a batch."""
@@ -92,7 +94,8 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         array = pa.array(values, pa.uint64(), from_pandas=True)
     kind = array.type
     if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
-        return _without_nan(array).cast(kind)
+        has_nan = np.isnan(array.to_numpy(zero_copy_only=False)).any()
+        return _without_nan(array).cast(kind) if has_nan else array
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
@@ -101,7 +104,7 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         kinds = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
         if len(kinds) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
-        if any(getattr(t, "nanosecond", 0) or getattr(t, "nanoseconds", 0) for t in there):
+        if pa.types.is_timestamp(kind) and any(getattr(time, "nanosecond", 0) for time in there):
             return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
     return array
 
@@ -149,6 +152,8 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
         )
     if isinstance(kind, pa.ExtensionType):
         array, kind = array.storage, array.storage.type
+    if is_text(kind) and len(array) <= _FEW and not array.null_count:
+        return array, np.arange(len(array), dtype=np.int32)
     if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
         array, kind = array.dictionary_decode(), kind.value_type
     if pa.types.is_floating(kind):

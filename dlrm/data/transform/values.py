@@ -138,9 +138,11 @@ def replaced(
         _, places, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
         first = rows[places]
     changed: dict[int, bytes] = {}
-    for place, row in enumerate(first.tolist()):
-        raw = data[starts[row] : ends[row]].tobytes()
-        text = raw.decode("utf-8", "surrogateescape")
+    whole = data.data
+    for place, (begin, end) in enumerate(
+        zip(starts[first].tolist(), ends[first].tolist(), strict=True)
+    ):
+        text = str(whole[begin:end], "utf-8", "surrogateescape")
         new = replace.get(text, text) if isinstance(replace, Mapping) else replace(text)
         if new != text:
             changed[place] = new.encode("utf-8", "surrogateescape")
