@@ -53,7 +53,7 @@ def test_libraries_that_cannot_be_loaded_are_named(package):
     assert "plain-torch references run instead of the native ops" in operators
     assert "dlrm/_ops_cpu.so" in operators
     for line, name in ((parser, MODULE), (served, "_served.so")):
-        assert "numpy works in place of a compiled library of dlrm" in line
+        assert "Python works in place of a compiled library of dlrm" in line
         assert f"dlrm/{name}" in line
     native, refused, products = torch.load(found, weights_only=False)
     assert not native

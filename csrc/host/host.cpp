@@ -133,6 +133,23 @@ Array<double> numbers_of(const Array<uint8_t>& data, const Array<int64_t>& start
   });
 }
 
+// Returns the numbers of texts of hexadecimal digits, and a mask of other texts.
+py::tuple hexadecimals_of(const Array<uint8_t>& data, const Array<int64_t>& starts,
+                          const Array<int64_t>& ends) {
+  Array<bool> bad(starts.size());
+  bool* next = bad.mutable_data();
+  auto numbers = of_texts<uint64_t>(
+      data, starts, ends, [&next](const uint8_t* begin, const uint8_t* end) {
+        const auto *p = reinterpret_cast<const char*>(begin),
+                   *last = reinterpret_cast<const char*>(end);
+        uint64_t number;
+        bool missing;
+        *next++ = !read_hash(p, last, &number, &missing) || p != last;
+        return number;
+      });
+  return py::make_tuple(numbers, bad);
+}
+
 // Returns float32 as float16, for which NumPy takes ten times as long.
 py::array halves_of(const Array<float>& values) {
   const py::dtype half("e");
@@ -237,6 +254,7 @@ PYBIND11_MODULE(_host, module) {
   define_look_up(&ids_of<int32_t>);
   module.def("hash_texts", &hash_texts, exact("data"), exact("starts"), exact("ends"));
   module.def("numbers_of", &numbers_of, exact("data"), exact("starts"), exact("ends"));
+  module.def("hexadecimals_of", &hexadecimals_of, exact("data"), exact("starts"), exact("ends"));
   module.def("to_half", &halves_of, exact("values"));
   module.def("read_csv", &read_csv);
   module.def("read_csv_head", &read_csv_head);

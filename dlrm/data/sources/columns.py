@@ -1,5 +1,6 @@
 """Columns of a log's fields as text, and their parsed numbers."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
 MOST_DECIMAL = 10**MAX_DECIMAL_DIGITS  # greater than all such numbers
 _TAB, _RETURN = b"\t\r"
+INTEGER = re.compile(rb"-?[0-9]{1,%d}" % MAX_DECIMAL_DIGITS)
+HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{1,%d}" % MAX_HEXADECIMAL_DIGITS)
 
 
 class TextColumn(NamedTuple):
@@ -189,7 +192,7 @@ EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
 
 
 def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed, int | None]:
-    """Parses integers and hexadecimal hashes, all columns at once, by NumPy.
+    """Parses integers and hexadecimal hashes, without the compiled library.
 
     Args:
         fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
@@ -199,10 +202,24 @@ def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed
         The integers and the hashes, `[columns, rows]` each, and `row * columns + column` of the
         first unreadable field, or None.
     """
-    integers, bad_integers = _read_all(read_integer, fields, slice(num_numerical))
-    hashes, bad_hashes = _read_all(read_hexadecimal, fields, slice(num_numerical, None))
-    bad = np.concatenate([bad_integers, bad_hashes]).T
-    return integers, hashes, int(bad.argmax()) if bad.any() else None
+    shape, data = fields.starts.shape, fields.data.tobytes()
+    integers, hashes = np.zeros(shape, np.int64), np.zeros(shape, np.uint64)
+    bad = np.zeros(shape, bool)
+    bounds = zip(fields.starts.ravel().tolist(), fields.ends.ravel().tolist(), strict=True)
+    for (column, row), (start, end) in zip(np.ndindex(shape), bounds, strict=True):
+        text = data[start:end]
+        if column < num_numerical and INTEGER.fullmatch(text):
+            integers[column, row] = int(text)
+        elif column >= num_numerical and HEXADECIMAL.fullmatch(text):
+            hashes[column, row] = int(text, 16)
+        else:
+            bad[column, row] = bool(text)
+    missing = fields.starts == fields.ends
+    first = int(bad.T.argmax()) if bad.any() else None
+    begin = slice(num_numerical)
+    rest = slice(num_numerical, None)
+    numbers = Parsed(integers[begin], missing[begin]), Parsed(hashes[rest], missing[rest])
+    return *numbers, first
 
 
 def field_error(
@@ -215,41 +232,27 @@ def field_error(
     return RowError(row, f"expected {expected}, got {got!r}", names[column])
 
 
-def _read_all(
-    read: Callable[[TextColumn], tuple[Parsed, np.ndarray]], fields: TextColumn, columns: slice
-) -> tuple[Parsed, np.ndarray]:
-    starts, ends = fields.starts[columns], fields.ends[columns]
-    numbers, bad = read(TextColumn(fields.data, starts.reshape(-1), ends.reshape(-1)))
-    values, missing, bad = (array.reshape(starts.shape) for array in (*numbers, bad))
-    return Parsed(values, missing), bad
-
-
 def hash_texts(column: TextColumn) -> np.ndarray:
     """Returns a 64-bit number for each text, the same on every machine; see `text_hash.h`."""
     data = np.ascontiguousarray(column.data)
     starts, ends = (np.ascontiguousarray(a, np.int64) for a in (column.starts, column.ends))
     if native.host is not None:
         return native.host.hash_texts(data, starts, ends)
-    lengths = ends - starts
-    states = lengths.astype(np.uint64) * _LENGTH_FACTOR
-    padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    for begin in range(0, int(lengths.max(initial=0)), 8):
-        rows = np.flatnonzero(lengths > begin)
-        left = np.minimum(lengths[rows] - begin, 8)
-        anywhere: np.ndarray = np.ndarray((len(padded) - 7,), "<u8", padded, 0, (1,))
-        beyond = (8 * (8 - left)).astype(np.uint64)
-        words = (anywhere[starts[rows] + begin] << beyond) >> beyond
-        states[rows] = _mixed(states[rows] ^ words)
-    return states
+    texts = (data[a:b].tobytes() for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
+    return np.array(list(map(_hash, texts)), np.uint64)
 
 
-_LENGTH_FACTOR, _MIX_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+def _hash(text: bytes) -> int:
+    state = len(text) * _LENGTH_FACTOR & _WORD
+    for begin in range(0, len(text), 8):
+        state ^= int.from_bytes(text[begin : begin + 8], "little")
+        for _ in range(2):
+            state = (state ^ state >> 32) * _MIX_FACTOR & _WORD
+        state ^= state >> 32
+    return state
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
-    for _ in range(2):
-        x = (x ^ (x >> np.uint64(32))) * _MIX_FACTOR
-    return x ^ (x >> np.uint64(32))
+_LENGTH_FACTOR, _MIX_FACTOR, _WORD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, (1 << 64) - 1
 
 
 def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
@@ -258,92 +261,14 @@ def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
     Returns:
         The numbers, and a mask of rows that have other characters, or more digits.
     """
-    lengths = column.ends - column.starts
-    values, bad = _hexadecimal_words(column, np.minimum(lengths, 8))
-    long = np.flatnonzero(lengths > 8)
-    if len(long):
-        low = TextColumn(column.data, column.ends[long] - 8, column.ends[long])
-        low_values, low_bad = _hexadecimal_words(low, np.full(len(long), 8))
-        high = TextColumn(column.data, column.starts[long], low.starts)
-        high_values, high_bad = _hexadecimal_words(high, np.minimum(lengths[long] - 8, 8))
-        values[long] = (high_values << np.uint64(32)) | low_values
-        bad[long] = low_bad | high_bad | (lengths[long] > MAX_HEXADECIMAL_DIGITS)
-    return Parsed(values, lengths == 0), bad
-
-
-def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
-    """Reads decimal integers of up to 18 digits, with "-" before negative ones, as int64.
-
-    Returns:
-        The numbers, and a mask of rows that have another form.
-    """
-    missing = column.ends == column.starts
-    negative = column.data[column.starts] == ord("-")
-    negative &= ~missing
-    starts = column.starts + negative
-    lengths = column.ends - starts
-    values, bad = _decimal_words(column.data, starts, np.minimum(lengths, 8))
-    bad |= negative & (lengths == 0)
-    long = np.flatnonzero(lengths > 8)
-    if len(long):
-        ends = column.ends[long]
-        values[long], bad[long] = 0, lengths[long] > MAX_DECIMAL_DIGITS
-        for skipped, factor in ((0, 1), (8, 10**8), (16, 10**16)):
-            length = np.clip(lengths[long] - skipped, 0, 8)
-            part, part_bad = _decimal_words(column.data, ends - skipped - length, length)
-            values[long] += part * np.uint64(factor)
-            bad[long] |= part_bad & (length > 0)
-    signed = values.astype(np.int64)
-    np.negative(signed, out=signed, where=negative)
-    return Parsed(signed, missing), bad
-
-
-# Eight characters at a time, as the bytes of one 64-bit number. Constants repeat one byte.
-
-
-def _bytes(byte: int) -> np.uint64:
-    return np.uint64(byte * 0x0101010101010101)
-
-
-def _words(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns 0 to 8 characters of each field as a word, the last one highest, padded with "0"."""
-    if len(starts) == 0:
-        return np.empty(0, np.uint64)
-    anywhere: np.ndarray = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))
-    words = anywhere[starts]
-    if (lengths == 8).all():
-        return words
-    bits = (8 * lengths).astype(np.uint64)
-    return (words << (np.uint64(64) - bits)) | (_bytes(ord("0")) >> bits)
-
-
-def _hexadecimal_words(column: TextColumn, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values of up to 8 digits, and which are none."""
-    words = _words(column.data, column.starts, lengths)
-    letters = (words >> np.uint64(6)) & _bytes(1)
-    nibbles = (words & _bytes(0x0F)) + letters * np.uint64(9)
-    # Writing these nibbles in lower case must give the digits again.
-    above_nine = ((nibbles + _bytes(6)) >> np.uint64(4)) & _bytes(1)
-    written = nibbles + _bytes(ord("0")) + above_nine * np.uint64(ord("a") - ord("0") - 10)
-    lower_case = words | (letters << np.uint64(5))
-    bad = ((written ^ lower_case) | (nibbles & _bytes(0x10))) != 0
-    x = nibbles.byteswap() if np.little_endian else nibbles
-    x = (x | (x >> np.uint64(4))) & np.uint64(0x00FF00FF00FF00FF)
-    x = (x | (x >> np.uint64(8))) & np.uint64(0x0000FFFF0000FFFF)
-    return (x | (x >> np.uint64(16))) & np.uint64(0xFFFFFFFF), bad
-
-
-def _decimal_words(
-    data: np.ndarray, starts: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the values of up to 8 digits, and which are none."""
-    digits = _words(data, starts, lengths) ^ _bytes(ord("0"))
-    bad = ((digits | (digits + _bytes(6))) & _bytes(0xF0)) != 0
-    # Joins neighbors: 8 digits, 4 numbers up to 99, 2 up to 9999, 1 up to 99999999.
-    x = ((digits & _bytes(0x0F)) * np.uint64(10 * 2**8 + 1)) >> np.uint64(8)
-    x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
-    x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
-    return x, bad
+    starts, ends = (np.ascontiguousarray(a, np.int64) for a in (column.starts, column.ends))
+    if native.host is not None:
+        numbers, bad = native.host.hexadecimals_of(column.data, starts, ends)
+        return Parsed(numbers, starts == ends), bad
+    _, hashes, _ = parse_fields(TextColumn(column.data, starts[None], ends[None]), 0)
+    lengths = zip(starts.tolist(), ends.tolist(), strict=True)
+    bad = [a < b and not HEXADECIMAL.fullmatch(column.data[a:b].tobytes()) for a, b in lengths]
+    return Parsed(hashes.values[0], hashes.missing[0]), np.array(bad, bool)
 
 
 def stripped(column: TextColumn) -> TextColumn:

@@ -12,10 +12,10 @@ from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     EXPECTED_HEXADECIMAL,
     EXPECTED_INTEGER,
+    HEXADECIMAL,
+    INTEGER,
     Parsed,
     TextColumn,
-    read_hexadecimal,
-    read_integer,
 )
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import LogFormat
@@ -75,10 +75,8 @@ def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
         problem = f"expected the label 0 or 1, got {_shown(fields[0])}"
         return RowError(row, problem, log_format.describe(0))
     for column, field in enumerate(fields[log_format.labeled :], int(log_format.labeled)):
-        text = TextColumn.from_bytes([field])
         is_number = column - log_format.labeled < log_format.num_numerical
-        _, bad = read_integer(text) if is_number else read_hexadecimal(text)
-        if bad[0]:
+        if field and not (INTEGER if is_number else HEXADECIMAL).fullmatch(field):
             expected = EXPECTED_INTEGER if is_number else EXPECTED_HEXADECIMAL
             problem = f"expected {expected}, got {_shown(field)}"
             return RowError(row, problem, log_format.describe(column))

@@ -257,12 +257,12 @@ def _load(load: Callable[[], Any]) -> tuple[Any, str]:
         return found, "" if found else "it was not built"
     except (ImportError, OSError, AttributeError) as error:  # of another machine or version
         logging.getLogger(__name__).warning(
-            "numpy works in place of a compiled library of dlrm, several times slower: %s", error
+            "Python works in place of a compiled library of dlrm, many times slower: %s", error
         )
         return None, str(error)
 
 
-# None where NumPy looks up and parses what a server is sent.
+# None where Python looks up and parses what a server is sent.
 host, why_no_host = _load(_host)
 served, why_not_served = _load(_prototype)
 

@@ -14,8 +14,8 @@ from dlrm.data.sources.columns import (
     OfKeys,
     Parsed,
     TextColumn,
+    parse_fields,
     read_hexadecimal,
-    read_integer,
 )
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.dictionaries import FrequencyLimit
@@ -33,6 +33,14 @@ def parsed(*values, missing=()):
     flags = np.zeros(len(values), bool)
     flags[list(missing)] = True
     return Parsed(np.array(values), flags)
+
+
+def read_integer(column):
+    """Reads integers as Python does where there is no compiled library."""
+    fields = TextColumn(column.data, column.starts[None], column.ends[None])
+    (values, missing), _, bad_at = parse_fields(fields, 1)
+    bad = np.arange(len(column.starts)) == (-1 if bad_at is None else bad_at)
+    return Parsed(values[0], missing[0]), bad
 
 
 def test_hexadecimal_digits_are_a_number():
