@@ -3,15 +3,30 @@
 The oracle is the row in Python with None for a missing value, or what a message must name.
 """
 
+import datetime as dt
+import re
+import uuid
 from decimal import Decimal
+from functools import partial
 
 import forked
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import routes_testing
-from routes_testing import FILES, FRAMES, RAW, fitted, ids_of, inputs_of, numbers_of, of_rows
+from routes_testing import (
+    FILES,
+    FRAMES,
+    RAW,
+    broken,
+    fitted,
+    ids_of,
+    inputs_of,
+    numbers_of,
+    of_rows,
+)
 from tables_testing import prepare
 
 import dlrm
@@ -34,6 +49,14 @@ def brought(schema, table, route, folder):
     except TaskError as error:
         raise ValueError(str(error)) from error
     return dlrm.Dataset(folder / "data")
+
+
+def refused(call, *given):
+    """Returns the result of a function and "", or None and the message of its refusal."""
+    try:
+        return call(*given), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def written(table, route, folder):
@@ -266,7 +289,214 @@ def test_null_is_a_missing_number_beside_spellings_of_true(route, tmp_path):
     for other in ("dicts", "columns", "cells", "arrow", "pandas", "polars"):
         parts = inputs_of(transform, rows, other, {})
         assert numbers_of(transform, parts, "f") == [0, 1, 0, 2.5], other
-    decimals = [None, Decimal("2.50"), None]
-    typed = [{"f": decimal} for decimal in decimals]
-    for given in (pa.table({"f": pa.array(decimals, pa.decimal128(9, 2))}), typed):
-        assert numbers_of(transform, of_rows(transform, given), "f") == [0, 2.5, 0]
+
+
+HALVES = np.array([1.5, 1.5], np.float16)
+NULLS = {
+    "float": pa.array([None, 1.5], pa.float32()),
+    "halffloat": pa.array(HALVES, mask=np.array([True, False])),
+    "decimal": pa.array([None, Decimal("2.50")], pa.decimal128(9, 2)),
+    "bool": pa.array([None, True]),
+    "int8": pa.array([None, 1], pa.int8()),
+}
+
+
+@pytest.mark.parametrize("name", [broken("C6: got 'nan'", "float"), *[*NULLS][1:]])
+def test_nulls_of_every_type_are_missing_beside_spellings_of_true(name, tmp_path):
+    table = {"f": ["yes", None, "no", "2.5"] * 5, "y": [0, 1] * 10}
+    transform = fitted({"label": "y", "numerical": [SPELLED]}, table, "csv", tmp_path)
+    frame = pa.table({"f": NULLS[name]})
+    for rows in (frame, frame.to_pandas(), routes_testing.polars.from_arrow(frame)):
+        found = numbers_of(transform, of_rows(transform, rows), "f")
+        assert found == [0, float(NULLS[name][1].as_py())], type(rows)
+    scalars = [{"f": value} for value in frame.to_pandas()["f"]]  # as float32 in numpy
+    assert numbers_of(transform, of_rows(transform, scalars), "f") == found
+
+
+TIMES = {
+    "times": [dt.datetime(2026, 1, 2, 8), dt.datetime(2026, 1, 3)],
+    "days": [dt.date(2026, 1, 2), dt.date(2026, 1, 3)],
+    "times of day": [dt.time(8), dt.time(9)],
+}
+SECONDS = "C7: seconds since 1970 from typed columns, refused from text"
+TYPED = ("arrow", "pandas", "polars", "parquet")
+TIMED = [(name, route) for name in TIMES for route in ("csv", "json")]
+TIMED += [("times of day", route) for route in TYPED]
+TIMED += [broken(SECONDS, name, route) for name in ("times", "days") for route in TYPED]
+
+
+@pytest.mark.parametrize("role", ["numerical", "weight"])
+@pytest.mark.parametrize(("name", "route"), TIMED)
+def test_times_are_no_numbers(name, route, role, tmp_path):
+    table = {"t": TIMES[name] * 20, "n": list(range(40)), "y": [0, 1] * 20}
+    schema = {"label": "y", "numerical": ["n"]} | ({"weight": "t"} if role == "weight" else {})
+    schema["numerical"] += ["t"] * (role == "numerical")
+    with pytest.raises(ValueError, match="column '?t'?: expected (a number|numbers), got"):
+        brought(schema, table, route, tmp_path)
+
+
+SCORED = ["csv", "json", "cells", RAW]
+SCORED += [broken(SECONDS, route) for route in (*TYPED, "dicts", "columns")]
+
+
+@pytest.mark.parametrize("route", SCORED)
+@pytest.mark.parametrize("name", ["times", "days"])
+def test_times_are_no_numbers_to_score(name, route, tmp_path):
+    table = {"t": list(range(40)), "d": ["x"] * 40, "y": [0, 1] * 20}
+    schema = {"label": "y", "numerical": ["t"], "categorical": ["d"]}
+    transform = fitted(schema, table, "csv", tmp_path)
+    rows = {"t": TIMES[name], "d": ["x"] * 2}
+    paths = routes_testing.written(rows, tmp_path, [route])
+    with pytest.raises(ValueError, match="column '?t'?: expected (a number|numbers), got"):
+        inputs_of(transform, rows, route, paths)
+
+
+UNIT = "C11: the remedy is not named"
+
+
+@pytest.mark.parametrize("route", [broken(UNIT, "csv"), broken(UNIT, "json"), "parquet", "pandas"])
+def test_numbers_in_the_column_of_times_are_refused_with_the_remedy(route, tmp_path):
+    table = {"t": [1767225600 + n for n in range(40)], "n": [1, 2] * 20, "y": [0, 1] * 20}
+    schema = {"label": "y", "numerical": ["n"], "time": "t"}
+    with pytest.raises(ValueError, match="column '?t'?: expected .* time: {unit: s} in the schema"):
+        brought(schema, table, route, tmp_path)
+
+
+def test_what_was_refused_is_prepared_once_it_is_corrected(tmp_path):
+    table = {"n": [1, "many", 3, 4] * 5, "m": [5, 6] * 10, "y": [0, 1] * 10}
+    for place, (fields, cell) in enumerate([(["n", "m"], 2), (["m"], "many")]):
+        (folder := tmp_path / str(place)).mkdir()
+        with pytest.raises(ValueError, match="line 3, column n: expected a number, got 'many'"):
+            brought({"label": "y", "numerical": ["n", "m"]}, table, "csv", folder)
+        corrected = table | {"n": [1, cell, 3, 4] * 5}
+        made = brought({"label": "y", "numerical": fields}, corrected, "csv", folder)
+        assert sum(made.rows.values()) == 20
+        assert {path.name for path in folder.iterdir()} == {"csv.csv", "data"}
+
+
+IGNORED = "C14: rows of weight 0 are counted"
+
+
+@pytest.mark.parametrize("route", [broken(IGNORED, route) for route in ("csv", "parquet", "arrow")])
+def test_a_row_of_weight_0_is_as_if_it_were_not_there(route, tmp_path):
+    rows = {"c": ["a", "b"] * 20, "d": ["e"] * 40, "n": list(range(40)), "y": [0, 1] * 20}
+    rows, ignored = rows | {"w": [1.5] * 40}, {"c": ["z"], "d": ["e"], "n": [1e6], "y": [0]}
+    both = {name: [*rows[name], *(ignored | {"w": [0.0]})[name] * 20] for name in rows}
+    crosses = [{"fields": ["c", "d"], "frequency_limit": 1}]
+    schema = {"label": "y", "numerical": [{"column": "n", "bins": 4}], "categorical": ["c", "d"]}
+    schema |= {"weight": "w", "crosses": crosses}
+    found = []
+    for table in (rows, both):
+        (folder := tmp_path / str(len(found))).mkdir()
+        transform = fitted(schema, table, route, folder)
+        texts = [dictionary.values() for dictionary in transform.dictionaries]
+        found.append((texts, str(transform.numerical)))
+    assert found[0] == found[1]
+
+
+FIVES = {"5.0": RATING, "5.00": RATING, "05": RATING, "+5": RATING, "5e0": RATING, "-0.0": "click"}
+RATED = ["5.0", "5.00", "-0.0", *(broken("C23: it is a 0", text) for text in ("05", "+5", "5e0"))]
+
+
+@pytest.mark.parametrize("text", RATED)
+@pytest.mark.parametrize("route", ["csv", "json", "parquet", "pandas"])
+def test_labels_are_compared_as_numbers_or_refused(text, route, tmp_path):
+    labels = ["5", "4", text, "3"] if text != "-0.0" else [1.0, 0.0, 1.0, -0.0]
+    table = {"click": labels * 5, "n": list(range(20))}
+    schema = {"label": FIVES[text], "numerical": ["n"]}
+    made, message = refused(brought, schema, table, route, tmp_path)
+    if made is None:
+        assert re.search(f"column click: expected .*, got {re.escape(repr(text))}", message)
+    else:
+        assert sum(sum(path.read_bytes()) for path in made.path.glob("*/label.bin")) == 10
+
+
+VALUES = {
+    "an array": np.array(["a"]),
+    "a list": ["a"],
+    "a series": pandas.Series(["a"]),
+    "a series of Polars": routes_testing.polars.Series(["a"]),
+    "an array of Arrow": pa.array(["a"]),
+    "a function": len,
+    "an object": object(),
+    "bytes": b"\xff",
+    "a mapping": {"a": 1},
+}
+NO_VALUES = ["an array", "a list", *(broken("C27: read by str()", name) for name in [*VALUES][2:7])]
+NO_VALUES += [broken("C27: refused without the column", name) for name in [*VALUES][7:]]
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+def test_an_object_without_a_text_is_refused_by_name(name, tmp_path):
+    table = {"c": ["a", "b"], "d": ["x"] * 2, "y": [0, 1]}
+    transform = fitted({"label": "y", "categorical": ["c", "d"]}, table, "csv", tmp_path)
+    for given in ([{"c": VALUES[name], "d": "x"}], [(VALUES[name], "x")]):
+        with pytest.raises(ValueError, match="column '?c'?: expected"):
+            of_rows(transform, given)
+
+
+def test_uuids_are_one_text_and_their_bytes_are_refused(tmp_path):
+    ids = [uuid.UUID("c9bf9e57-1685-4c89-bafb-ff5af830be8a"), uuid.UUID(int=255)]
+    table = {"c": [*map(str, ids)], "d": ["x"] * 2, "y": [0, 1]}
+    transform = fitted({"label": "y", "categorical": ["c", "d"]}, table, "csv", tmp_path)
+    typed = pa.table({"c": pa.array([one.bytes for one in ids], pa.uuid()), "d": ["x"] * 2})
+    for rows in (
+        [{"c": one, "d": "x"} for one in ids],
+        pandas.DataFrame({"c": ids, "d": "x"}),
+        typed,
+    ):
+        assert sorted(ids_of(transform, of_rows(transform, rows), "c")) == [1, 2]
+    with pytest.raises(ValueError, match="row 0, column c: expected UTF-8"):
+        of_rows(transform, typed.to_pandas())
+
+
+MONTHS = pandas.Series(pandas.period_range("2026-01", periods=4, freq="M"))
+PANDAS = {"periods": MONTHS, "intervals": pandas.cut(pandas.Series([1.0, 2, 3, 4]), 2)}
+PANDAS |= {f"objects of {name}": column.astype(object) for name, column in PANDAS.items()}
+ORDINALS, UNNAMED = "C27: periods are their ordinals", "C20: the column is not named"
+
+
+@pytest.mark.parametrize(
+    "name", [broken(ORDINALS, "periods"), broken(UNNAMED, "intervals"), *[*PANDAS][2:]]
+)
+def test_types_of_pandas_are_texts_or_refused_by_name(name, tmp_path):
+    frame = pandas.DataFrame({"c": PANDAS[name], "d": "x", "y": [0, 1] * 2})
+    table = {"c": [*map(str, PANDAS[name])], "d": ["x"] * 4, "y": [0, 1] * 2}
+    schema = {"label": "y", "categorical": ["c", "d"]}
+    transform = fitted(schema, table, "csv", tmp_path)
+    known = transform.dictionaries[0].values()
+    options = {"test_fraction": 0.0, "cores": 1}
+    made, message = refused(partial(dlrm.Dataset.from_arrow, frame, schema, **options))
+    if made is None:
+        assert "column 'c': expected" in message
+    else:
+        made = Transform.load(made.path / "transform")
+        assert made.dictionaries[0].values() == known
+    parts, message = refused(of_rows, transform, frame[["c", "d"]])
+    if parts is None:
+        assert "column 'c': expected" in message
+    else:
+        assert 0 not in ids_of(transform, parts, "c")
+
+
+@pytest.mark.xfail(strict=True, reason="C21: the test AUC is then NaN")
+def test_the_label_is_no_weight():
+    with pytest.raises(ValueError, match="y"):
+        Schema.from_dict({"label": "y", "categorical": ["c"], "weight": "y"})
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="C8: ids after 2^20 are not compared as numbers")
+def test_the_number_of_ids_changes_no_match(tmp_path):
+    """Many other values are more frequent than a number that is written with zeros."""
+    others = [f"v{n}" for n in range(1 << 20)]
+    values = ["5"] * 4 + others * 2 + ["1.50"]
+    frame = pa.table(
+        {"c": values, "d": ["x"] * len(values), "y": [0, 1] * (len(values) // 2) + [0]}
+    )
+    schema, output = {"label": "y", "categorical": ["c", "d"]}, tmp_path / "data"
+    dlrm.Dataset.from_arrow(frame, schema, output, test_fraction=0.0, cores=1)
+    transform = Transform.load(output / "transform")
+    for value in ("1.50", 1.5):
+        (id,) = ids_of(transform, of_rows(transform, [{"c": value, "d": "x"}]), "c")
+        assert transform.value(0, id) == "1.50", value

@@ -268,7 +268,7 @@ def test_a_marker_of_missing_integers_has_any_notation(tmp_path):
 def test_lists_in_one_text_have_markers_blanks_and_empty_values(tmp_path):
     tags, items = {"column": "tags", "max_length": 2, "weights": "w"}, {"column": "items"}
     schema = {"label": "y", "categorical": [tags, items | {"type": "integer", "max_length": 4}]}
-    table = {"tags": ["b| a|b", "", "NA", "c|"], "w": ["1|-2|.5", "", "NA", "3|0"]}
+    table = {"tags": ["b| a|b", "", "NA", "c|NA"], "w": ["1|-2|.5", "", "NA", "3|0"]}
     table["items"] = ["7", "8|7", "", "9"]
     markers = {"missing_values": ["NA"]}
     transform = fitted(schema | markers, table | {"y": [0, 1, 0, 1]}, "csv", tmp_path)

@@ -130,6 +130,34 @@ def test_no_separator_is_named_that_does_not_give_the_missing_column(tmp_path):
     assert "--delimiter" not in done.stderr
 
 
+LOG = "\t".join(["1", *"5" * 13, *["0a"] * 26]) + "\n"
+TITLED = "Export of 2026\na,n,y\n" + "u,5,1\nv,6,0\n" * 30
+ADVICE = {  # a file, a command for it, and what it may not say
+    "C13: the file is there": (LOG, "prepare --schema=criteo --output=d", "no such"),
+    "C17: no character can be written": ("a\x01y\nu\x011\n", r"schema --delimiter=\x01", "error"),
+    "C18: the name has a colon": ("a:t,b:t,y\nu,v,1\nw,x,0\n", "schema --cross=a:t,b:t", "error"),
+    "C19: both fail, too": (
+        TITLED,
+        "prepare --schema=s.yaml --output=d",
+        "--columns or --noheader",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=name)) for name in ADVICE],
+)
+def test_what_is_there_is_taken_and_no_advice_is_wrong(fault, tmp_path):
+    text, command, wrong = ADVICE[fault]
+    (tmp_path / "rows.csv").write_text(text * (50 if text == LOG else 1))
+    (tmp_path / "s.yaml").write_text("label: y\ncategorical: [a]\nnumerical: [n]\n")
+    program, *words = command.split()
+    words += ["--input=rows.csv", *(["--label=y"] if program == "schema" else [])]
+    done = forked.call(f"dlrm.scripts.{program}", *words)
+    assert wrong not in done.stderr
+
+
 def test_flags_of_tables_are_refused_for_logs_and_those_of_logs_for_tables(tmp_path, capsys):
     tables_only = ("--test_fraction=0.1", "--columns=a,b", "--split_key=user")
     for schema, wrong in (("criteo", tables_only), ("schema.yaml", LOGS_ONLY)):
