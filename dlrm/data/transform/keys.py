@@ -21,6 +21,7 @@ from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.values import (
     FLOAT64_BITS,
     KEYS_OF_NAN,
+    NAN,
     NUMBER,
     SPELLINGS,
     TEXT,
@@ -63,7 +64,8 @@ class FieldKeys:
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
         texts = [text.encode() for text in missing_values]
-        texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
+        if "nan" in map(str.lower, missing_values):
+            texts += [text.encode() for text in NAN]
         column = TextColumn.from_bytes(texts)
         self._marked = np.union1d(hash_texts(column), hash_texts(canonical(column)))
         if field.type == "string":

@@ -79,9 +79,22 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
 
 
 def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]:
-    """Returns the values of a list in CSV; none if the text is empty or means "missing"."""
+    """Returns the values of a list in a text; none if the text is empty or means "missing".
+
+    Nothing between two separators is no value. Brackets, and quotes around values, are no part of
+    them, as of lists that Python, pandas and NumPy print.
+    """
     text = text.strip()
-    return [] if not text or text in missing else [v.strip() for v in text.split(separator)]
+    if text in missing:
+        return []
+    printed = text.startswith("[") and text.endswith("]")
+    items = (item.strip() for item in (text[1:-1] if printed else text).split(separator))
+    return [_unquoted(item) if printed else item for item in items if item]
+
+
+def _unquoted(item: str) -> str:
+    quoted = len(item) > 1 and item[0] == item[-1] and item[0] in "'\""
+    return item[1:-1] if quoted else item
 
 
 def move_to_row(error: RowError, lengths: np.ndarray) -> None:

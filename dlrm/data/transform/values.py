@@ -36,6 +36,7 @@ KEYS_OF_NAN = hash_texts(TextColumn.from_bytes([text.encode() for text in NAN]))
 NUMBER_OR_NAN = re.compile(rf"(?:{_NUMBER.pattern}|(?i:nan))", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
+_SMALL = re.compile(r"-?0\.0000\d*[1-9]", re.ASCII)
 _LONGEST_NUMBER = 25  # characters of a number with an exponent
 _MOST_WHOLE = 1 << 64  # whole numbers below it are written without an exponent
 FLOAT64_BITS = 53  # beyond 2^53 float64 has not every whole number
@@ -48,8 +49,9 @@ def canonical_text(text: str) -> str:
     * `True`, `TRUE`, `False` and `FALSE` are written in lower case.
     * A whole number has no fraction of zeros: 12 for 12.0, but 1.10 and 007 stay as they are.
     * A number with an exponent that has a sign, or a fraction before it, is written as Python does,
-      and in digits if it is whole and below 2^64: 12345678 for 1.2345678E7, 1e-07 for 1e-7. Other
-      texts, such as 12e5 and those of more than 25 characters, may be codes, and stay as they are.
+      and in digits if it is whole and below 2^64: 12345678 for 1.2345678E7, 1e-07 for 1e-7. So is
+      a small one, such as 0.00001. Other texts, such as 12e5 and those of more than 25 characters,
+      may be codes, and stay as they are.
     * A date with a time, in ISO 8601, is `2026-11-20 08:00:00`, with a fraction of seconds that
       does not end in 0; midnight is the date alone. With a zone it is in UTC, and ends in Z.
     * A time of day has a fraction of seconds only if it is not 0.
@@ -66,6 +68,8 @@ def canonical_text(text: str) -> str:
     if (whole := _WHOLE.fullmatch(text)) is not None:
         return "0" if whole[1] == "-0" else whole[1]
     if len(text) <= _LONGEST_NUMBER and _EXPONENT.fullmatch(text) is not None:
+        return number_text(text)
+    if _SMALL.fullmatch(text) is not None:
         return number_text(text)
     if (time := _TIME.fullmatch(text)) is not None:
         return _canonical_time(text, *time.groups())
@@ -120,7 +124,11 @@ def _candidates(column: TextColumn) -> np.ndarray:
     numbers = (lengths > 3) & (lengths <= _LONGEST_NUMBER) & _DIGIT[end]
     numbers &= _DIGIT[first] | (first == ord("-"))
     numbers &= _has(column, ord("e")) | _has(column, ord("E"))
-    return np.flatnonzero(words | zeros | times | numbers)
+    begins = starts + (first == ord("-"))
+    small = lengths > 6
+    for offset, character in enumerate(b"0.0000"):
+        small &= data[np.minimum(begins + offset, last)] == character
+    return np.flatnonzero(words | zeros | times | numbers | small)
 
 
 _DIGIT = np.isin(np.arange(256), np.frombuffer(b"0123456789", np.uint8))
@@ -213,6 +221,7 @@ class KnownTexts:
 
     def __init__(self, column: str, dictionary: Dictionary, type: str) -> None:
         self.column, self._dictionary, self._typed = column, dictionary, is_number_type(type)
+        self._narrow = {"float": np.float32, "halffloat": np.float16}.get(type)
         self._inexact: dict[int, str | None] = {}
         self._had: dict[tuple[str, str | None], bool] = {}  # by kind, and zone of times
 
@@ -236,10 +245,19 @@ class KnownTexts:
         if kind != TEXT:
             self._check(kind, column.text(int(rows[0])))
         if self._typed:
-            return column if kind == NUMBER else replaced(column, rows, _typed_number)
+            if kind == NUMBER and self._narrow is None:
+                return column
+            return replaced(column, rows, self._typed_number)
         if kind == NUMBER and self._spellings:
             return replaced(column, rows, self._spelling)
         return column
+
+    def _typed_number(self, text: str) -> str:
+        plain = number_text({"true": "1", "false": "0"}.get(text, text))
+        if self._narrow is not None and _NUMBER.fullmatch(plain):
+            with np.errstate(over="ignore"):
+                return canonical_text(str(self._narrow(plain)))
+        return plain
 
     @cached_property
     def _words(self) -> dict[str, str] | None:
@@ -320,10 +338,6 @@ class KnownTexts:
             f"column {self.column!r}: expected values such as {padded or first!r}, as in the "
             f"training data, got the {kind} {got}{hint}"
         )
-
-
-def _typed_number(text: str) -> str:
-    return number_text({"true": "1", "false": "0"}.get(text, text))
 
 
 def _is_rounded(integer: int, bits: int) -> bool:

@@ -1,16 +1,20 @@
 """Rows in Python and tables in memory, as Arrow tables, and these as a model's inputs."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.columns import array_of_values
+from dlrm.data.sources.row_error import RowError, shown_text
+from dlrm.data.tables.columns import array_of, array_of_values, bits_of, kind_of_values
 from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.transform.keys import FieldKeys
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import MOST_EXACT
 from dlrm.documents import brief
@@ -144,14 +148,39 @@ def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) 
     if in_lists or any(issubclass(kind, _SEVERAL) for kind in kinds):
         cells = [_checked(name, row, cell, in_lists) for row, cell in enumerate(cells)]
     if in_lists and not kinds.isdisjoint((str, bytes)):  # as in CSV
-        return lists.array(name, [_texts_in(cell) for cell in cells])
+        return lists.array(name, _each(name, cells, _texts_in))
     if bytes in kinds:
-        cells = [cell.decode() if isinstance(cell, bytes) else cell for cell in cells]
+        cells = _each(name, cells, _decoded)
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
         return array_of_values(cells)
     if in_lists:
-        return lists.array(name, [_texts_in(cell) for cell in cells])
-    return pa.array([_text_of(cell) or None for cell in cells], pa.string())
+        return lists.array(name, _each(name, cells, _texts_in))
+    texts = _each(name, cells, _text_of)
+    keys = next((keys for keys in fitted.keys if keys.field.column == name), None)
+    if keys is not None and keys.field.type == "string":
+        _use_known(keys, cells, texts)
+    return pa.array([text or None for text in texts], pa.string())
+
+
+def _use_known(keys: FieldKeys, cells: Sequence[Any], texts: list[str]) -> None:
+    """Replaces the texts of typed values, beside others, by those that they have alone.
+
+    Raises:
+        RowError, ValueError: a value is refused; the message names it.
+    """
+    for kind in {type(cell) for cell, text in zip(cells, texts, strict=True) if text} - {str}:
+        rows = [row for row, cell in enumerate(cells) if type(cell) is kind and texts[row]]
+        try:
+            array = array_of_values([cells[row] for row in rows])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            continue  # values that have no type in Arrow are texts alone, too
+        problems = dict[int, str]()
+        _, known = keys.of(array, problems, kind_of_values(array.type), bits_of(array.type))
+        for index, problem in problems.items():
+            raise RowError(rows[index], problem, keys.field.column)
+        assert known is not None
+        for row, text in zip(rows, array_of(known).to_pylist(), strict=True):
+            texts[row] = text.decode()
 
 
 _SEVERAL = (list, tuple, np.ndarray, Set, Mapping)
@@ -167,9 +196,8 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
         cell = cell.tolist()
     if not isinstance(cell, _SEVERAL):
         return cell
-    maps = [item for item in (cell, *cell) if isinstance(item, Mapping | Set)]
-    if maps:
-        raise ValueError(f"rows: expected values, or lists of them, got {maps[0]!r}")
+    if maps := [item for item in (cell, *cell) if isinstance(item, Mapping | Set)]:
+        raise RowError(row, f"expected values, or lists of them, got {maps[0]!r}", name)
     nested = any(isinstance(item, _SEVERAL) for item in cell)
     if nested or not in_lists:
         expected = "a list of values" if nested else "one value"
@@ -184,10 +212,32 @@ def _texts_in(cell: Any) -> Any:
     return _text_of(cell) or None
 
 
+def _each(name: str, cells: Sequence[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    """Returns converted cells, of which errors name row and column."""
+    converted = []
+    for row, cell in enumerate(cells):
+        try:
+            converted.append(convert(cell))
+        except ValueError as error:
+            raise RowError(row, str(error), name) from None
+    return converted
+
+
+def _decoded(cell: Any) -> Any:
+    try:
+        return cell.decode() if isinstance(cell, bytes) else cell
+    except UnicodeDecodeError:
+        raise ValueError(f"expected UTF-8, got {shown_text(cell)}") from None
+
+
 def _text_of(value: Any) -> str:
-    """Returns a value as in a log: whole numbers without a point, missing ones empty."""
+    """Returns a value as in a log: whole numbers without a point, missing ones empty.
+
+    Raises:
+        ValueError: the value has no text.
+    """
     if isinstance(value, bytes):
-        return value.decode()
+        return str(_decoded(value))
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # which equal nothing
         return ""
     if isinstance(value, float | np.floating) and value != value:
@@ -196,4 +246,9 @@ def _text_of(value: Any) -> str:
         value = float(value)
         if value.is_integer() and abs(value) < MOST_EXACT:  # others are refused as ids
             value = int(value)
+    if not isinstance(value, _WITH_TEXT) or isinstance(value, timedelta):
+        raise ValueError(f"expected a value such as text, a number or a time, got {brief(value)}")
     return str(value)
+
+
+_WITH_TEXT = (str, int, float, Decimal, np.generic, date, time, UUID)  # also bool, and datetime
