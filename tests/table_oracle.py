@@ -117,7 +117,9 @@ class Oracle:
         self.missing_numbers = {float(text) for text in digits if text}
         self.label = field_of(schema["label"])
         self.splits = self._splits(file_of, file_splits)
-        self.training = [i for i, split in enumerate(self.splits) if split == "train"]
+        weights = [row.get(schema.get("weight"), 1.0) for row in rows]
+        training = zip(self.splits, weights, strict=True)
+        self.training = [i for i, (s, weight) in enumerate(training) if s == "train" and weight]
         self.empty = [name for name in self._asked(file_splits) if name not in self.splits]
         self.files, self.facts, self.sizes = {}, {}, []
         if not self.empty:

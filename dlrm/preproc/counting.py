@@ -157,7 +157,10 @@ class _Counted:
         if schema.label.positives:
             self._labels += _label_counts(read, schema.label.column)
         self._add_ids(rows, np.flatnonzero(kept))
-        training = np.flatnonzero(splits == TRAIN)
+        in_training = splits == TRAIN
+        if schema.weight:  # a row of weight 0 is as if it were not there
+            in_training &= rows.extra["weight"] > 0
+        training = np.flatnonzero(in_training)
         if not fit or not len(training):
             return []
         for i, field in enumerate(schema.numerical):

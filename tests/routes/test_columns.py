@@ -370,13 +370,10 @@ def test_what_was_refused_is_prepared_once_it_is_corrected(tmp_path):
         assert {path.name for path in folder.iterdir()} == {"csv.csv", "data"}
 
 
-IGNORED = "C14: rows of weight 0 are counted"
-
-
-@pytest.mark.parametrize("route", [broken(IGNORED, route) for route in ("csv", "parquet", "arrow")])
+@pytest.mark.parametrize("route", ["csv", "parquet", "arrow"])
 def test_a_row_of_weight_0_is_as_if_it_were_not_there(route, tmp_path):
     rows = {"c": ["a", "b"] * 20, "d": ["e"] * 40, "n": list(range(40)), "y": [0, 1] * 20}
-    rows, ignored = rows | {"w": [1.5] * 40}, {"c": ["z"], "d": ["e"], "n": [1e6], "y": [0]}
+    rows, ignored = rows | {"w": [1.5] * 40}, {"c": ["z"], "d": ["e"], "n": [1e3], "y": [0]}
     both = {name: [*rows[name], *(ignored | {"w": [0.0]})[name] * 20] for name in rows}
     crosses = [{"fields": ["c", "d"], "frequency_limit": 1}]
     schema = {"label": "y", "numerical": [{"column": "n", "bins": 4}], "categorical": ["c", "d"]}

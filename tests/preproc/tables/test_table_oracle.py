@@ -384,7 +384,11 @@ def check(drawn, data, engine=None, kinds=("parquet",)):
     options = {"split_bytes": data.draw(st.sampled_from([None, 1, 300]), "split_bytes")}
     size = data.draw(st.sampled_from([1, 3, 100]), "row group")
     more = {"parquet": {"rows": size}, "csv": {"separators": separators(schema)}}
+    lists = (v for _, values in columns.values() for v in values if isinstance(v, list))
+    has_blank = any(not text_of(item).strip() for items in lists for item in items)
     for kind in kinds:
+        if kind == "csv" and has_blank:  # which has no empty items
+            continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             paths = [folder / f"{i}.{kind}" for i in range(len(numbers))]
