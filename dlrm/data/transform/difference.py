@@ -14,12 +14,14 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief
 
-_OF_TEXTS = ("true_values", "false_values")
-_ENTRIES = (
-    *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
-    "target",
-)
-_BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
+_SPELLINGS = ("true_values", "false_values")
+_ENTRIES = {  # of a field, which determine what becomes of its values
+    "numerical": ("transform", *_SPELLINGS),
+    "categorical": (
+        *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
+        *("target", *_SPELLINGS),
+    ),
+}
 
 
 def compare_transforms(
@@ -31,8 +33,6 @@ def compare_transforms(
     source_kind: str = "checkpoint",
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
-
-    Dictionaries with equal checksums are not read.
 
     Args:
         dataset: the dataset to use it with; None is data without files.
@@ -53,13 +53,13 @@ def compare_transforms(
     here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data, allow_links)
     if model is None:
         return None
-    if dataset is None or here is None:
-        return _nothing_tells(dataset, checkpoint, dataset)
-    if (shown := _difference(model, here)) is None:
+    if here is None:
+        return _incomparable(dataset, checkpoint, dataset)
+    if (difference := _difference(model, here)) is None:
         return None
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
-        return f"note: {differ} ({shown}); --allow_other_transform continues"
+        return f"note: {differ} ({difference}); --allow_other_transform continues"
     advice = "--allow_other_transform continues where the tables have the same sizes"
     inputs = [(side.num_numerical, side.num_categorical) for side in (model, here)]
     if inputs[0] != inputs[1]:
@@ -67,7 +67,9 @@ def compare_transforms(
             "A model takes the fields that it was trained on, in their order: prepare the rows "
             "with the schema of its training data, or train a new model"
         )
-    raise ValueError(f"{differ}, so the same ids and numbers mean other values: {shown}. {advice}")
+    raise ValueError(
+        f"{differ}, so the same ids and numbers mean other values: {difference}. {advice}"
+    )
 
 
 def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
@@ -88,17 +90,17 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
     here = _load(Path(dataset), layout.KIND, "always", None)
     if model is None or here is None:
         without = checkpoint if model is None else dataset
-        return None if model is here else _nothing_tells(without, checkpoint, dataset)
-    if shown := _difference(model, here, extended=True):
+        return None if model is here else _incomparable(without, checkpoint, dataset)
+    if difference := _difference(model, here, extended=True):
         raise ValueError(
             f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
-            f"its dictionaries, got another one: {shown}. Trained rows and weights would get other "
-            "values; train a new model on this dataset"
+            f"its dictionaries, got another one: {difference}. Trained rows and weights would get "
+            "other values; train a new model on this dataset"
         )
     return None
 
 
-def _nothing_tells(
+def _incomparable(
     without: str | os.PathLike | None, checkpoint: str | os.PathLike, dataset: object
 ) -> str:
     return (
@@ -121,6 +123,8 @@ def _load(
 def _difference(model: Transform, here: Transform, extended: bool = False) -> str | None:
     """Returns the first entry, or value of a dictionary, in which transforms differ.
 
+    Dictionaries with equal checksums are not read.
+
     Args:
         extended: whether dictionaries may be longer here.
     """
@@ -130,10 +134,9 @@ def _difference(model: Transform, here: Transform, extended: bool = False) -> st
         if values[0] != values[1]:
             return f"{name}: {brief(values[0])} for the model and {brief(values[1])} here"
     checksums = model.checksums(), here.checksums()
-    pairs = zip(model.fields, model.dictionary_of, here.dictionary_of, strict=True)
-    for field, number, place in pairs:
-        theirs, ours = model.dictionaries[number], here.dictionaries[place]
-        if checksums[0][number] == checksums[1][place] and len(theirs) == len(ours):
+    for field, i, j in zip(model.fields, model.dictionary_of, here.dictionary_of, strict=True):
+        theirs, ours = model.dictionaries[i], here.dictionaries[j]
+        if checksums[0][i] == checksums[1][j] and len(theirs) == len(ours):
             continue
         grows = extended and not field.hash_buckets
         if (shown := _other_value(theirs, ours, grows)) is not None:
@@ -144,28 +147,25 @@ def _difference(model: Transform, here: Transform, extended: bool = False) -> st
 
 
 def _entries(side: Transform, extended: bool) -> dict[str, Any]:
-    """Returns what a transform makes of values, besides its dictionaries, as JSON."""
-    schema, columns = side.schema, side.schema.numerical
-    entries: dict[str, Any] = {
-        "label": [schema.label.column, *schema.label.positives],
-        **{f"numerical {i}": field.column for i, field in enumerate(columns)},
-        **{f"categorical {i}": name for i, name in enumerate(schema.categorical_names)},
-        **{f"cross {cross.column}": list(cross.fields) for cross in schema.crosses},
-    }
+    """Returns what a transform makes of values, besides its dictionaries: JSON by entry."""
+    schema = side.schema
+    entries: dict[str, Any] = {"label": [schema.label.column, *schema.label.positives]}
+    fields: dict[str, Any] = {"numerical": schema.numerical, "categorical": side.fields}
+    for kind, own in fields.items():
+        entries |= {f"{kind} {i}": field.column for i, field in enumerate(own)}
+    entries |= {f"cross {cross.column}": list(cross.fields) for cross in schema.crosses}
     if extended:  # the model's scores are corrected for its share
         entries["keep_negatives"] = side.keep_negatives
-    for field, fitted in zip(columns, side.numerical, strict=True):
-        facts = {name: getattr(field, name) for name in ("transform", *_OF_TEXTS)}
-        facts |= {"missing_values": schema.missing_of(field)}
-        facts |= {"mean": fitted.mean, "deviation": fitted.deviation}
-        facts |= {"edges": fitted.edges.tolist()} if field.rule.bins else {}
-        place = _named("numerical", field.column)
-        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
-    for feature in side.fields:
-        facts = {name: getattr(feature, name) for name in (*_ENTRIES, *_OF_TEXTS)}
-        facts |= {"missing_values": schema.missing_of(feature)}
-        place = _named("categorical", feature.column)
-        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
+    for kind, own in fields.items():
+        for i, field in enumerate(own):
+            facts = {name: getattr(field, name) for name in _ENTRIES[kind]}
+            facts["missing_values"] = schema.missing_of(field)
+            if kind == "numerical":
+                fitted = side.numerical[i]
+                facts |= {"mean": fitted.mean, "deviation": fitted.deviation}
+                facts |= {"edges": fitted.edges.tolist()} if field.rule.bins else {}
+            place = _named(kind, field.column)
+            entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
     return {
         name: sorted(set(fact)) if isinstance(fact, tuple) else fact
         for name, fact in entries.items()
@@ -180,22 +180,16 @@ def _named(kind: str, column: str) -> str:
 def _other_value(model: Dictionary, here: Dictionary, grows: bool) -> str | None:
     """Returns the first id with different values; one that `grows` may have more of them here."""
     common, longest = sorted([len(model), len(here)])
-    for begin in range(0, common, _BLOCK):
-        end = min(begin + _BLOCK, common)
-        unequal = model.keys[begin:end] != here.keys[begin:end]
-        if unequal.any():
-            place = begin + int(unequal.argmax())
-            break
-    else:
-        if common == longest or (grows and len(here) == longest):
-            return None
-        place = common
-    shown = [_shown(side, place) for side in (model, here)]
-    return f"id {place + 1} is {shown[0]} for the model and {shown[1]} here"
+    unequal = model.keys[:common] != here.keys[:common]
+    index = int(unequal.argmax()) if unequal.any() else common
+    if index == common and (common == longest or (grows and len(here) == longest)):
+        return None
+    shown = [_shown(side, index + 1) for side in (model, here)]
+    return f"id {index + 1} is {shown[0]} for the model and {shown[1]} here"
 
 
-def _shown(dictionary: Dictionary, place: int) -> str:
-    if place >= len(dictionary):
+def _shown(dictionary: Dictionary, id: int) -> str:
+    if id > len(dictionary):
         return "no value"
-    value = dictionary.value(place + 1)
+    value = dictionary.value(id)
     return str(value) if dictionary.kind == "hexadecimal" else repr(value)

@@ -1,10 +1,14 @@
-"""Fields of a schema: the label, numbers, categories and times, and those derived from others."""
+"""Fields of a schema: the label, numbers, categories, crosses and times.
+
+A field describes its entries by `setting`, from which reading, checks and reference page follow;
+`_problems` yields what rules over several entries refuse.
+"""
 
 import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks import layout
@@ -14,10 +18,7 @@ from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
 from dlrm.settings import REQUIRED, setting, settings_of
 
-NUMERICAL_TYPES = ("number", "decimal")
-CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
-KEEP = ("first", "last", "all")
 MAX_BINS = 256
 _MAX_BUCKETS = 1 << 30
 # Entries of list fields only.
@@ -26,11 +27,37 @@ _OF_DICTIONARIES = (  # entries of fields whose values get ids
     *("frequency_limit", "max_ids", "hash_buckets", "dictionary"),
     *("missing_values", "true_values", "false_values"),
 )
-_NO_SEPARATORS = '"\r\n\0'
+
+
+class Field:
+    """A field of a schema, which is checked when it is made; messages begin with title and column.
+
+    Raises:
+        ValueError: an entry has a value that it does not take, or two do not fit together.
+    """
+
+    _title: ClassVar[str]
+
+    def __init_subclass__(cls, title: str) -> None:
+        cls._title = title
+
+    def __post_init__(self: Any) -> None:
+        for problem in itertools.chain(self._refused_settings(), self._problems()):
+            raise ValueError(f"{self._title} {self.column}: {problem}")
+
+    def _refused_settings(self) -> Iterator[str]:
+        for name, described in settings_of(type(self)).items():
+            if not described.takes(value := getattr(self, name)):
+                yield f"{name}: expected {described.expected}, got {brief(value)}"
+
+    def _given(self: Any, names: Collection[str], problem: str) -> Iterator[str]:
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                yield f"{field.name}: {problem}"
 
 
 @dataclass(frozen=True)
-class Cross:
+class Cross(Field, title="cross"):
     """A categorical field whose values are the combinations of values of other fields."""
 
     fields: tuple[str, ...] = setting(
@@ -51,21 +78,16 @@ class Cross:
         "number of combinations with ids of their own, the most frequent ones; default: all",
     )
 
-    def __post_init__(self) -> None:
-        where = f"cross {self.column}"
+    def _problems(self) -> Iterator[str]:
         if len(self.fields) < 2 or len(set(self.fields)) < len(self.fields):
-            raise ValueError(
-                f"{where}: fields: expected two or more different ones, got "
-                f"{brief(list(self.fields))}"
+            yield f"fields: expected two or more different ones, got {brief(list(self.fields))}"
+        if self.frequency_limit is None and self.buckets < 1:
+            yield (
+                f"buckets: expected 1 or more, or a frequency_limit, got {self.buckets}; add "
+                "`buckets: 100000` or `frequency_limit: 15`"
             )
-        if self.frequency_limit is None:
-            if self.buckets < 1:
-                raise ValueError(
-                    f"{where}: buckets: expected 1 or more, or a frequency_limit, got "
-                    f"{self.buckets}; add `buckets: 100000` or `frequency_limit: 15`"
-                )
-            if self.max_ids is not None:
-                raise ValueError(f"{where}: max_ids: expected a frequency_limit too, got none")
+        if self.frequency_limit is None and self.max_ids is not None:
+            yield "max_ids: expected a frequency_limit too, got none"
 
     @property
     def column(self) -> str:
@@ -74,7 +96,7 @@ class Cross:
 
 
 @dataclass(frozen=True)
-class Label:
+class Label(Field, title="label"):
     """The column of labels."""
 
     column: str = setting(REQUIRED, "its name")
@@ -89,14 +111,11 @@ class Label:
         False, "whether all other values count as 0; of numbers, all other numbers"
     )
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         if self.positive == ():
-            raise ValueError(f"label {self.column}: positive: expected one value or more, got none")
-        if both := sorted(set(self.positives) & set(self.negative or ())):
-            raise ValueError(
-                f"label {self.column}: expected values that count as 1 or as 0, got {both[0]!r} as "
-                "both"
-            )
+            yield "positive: expected one value or more, got none"
+        for text in sorted(set(self.positives) & set(self.negative or ())):
+            yield f"expected values that count as 1 or as 0, got {text!r} as both"
 
     @property
     def positives(self) -> tuple[str, ...]:
@@ -106,19 +125,12 @@ class Label:
         return self.positive or ()
 
 
-def _check_entries(where: str, field: Any) -> None:
-    """Raises ValueError for an entry that its setting does not take."""
-    for name, described in settings_of(type(field)).items():
-        if not described.takes(value := getattr(field, name)):
-            raise ValueError(f"{where}: {name}: expected {described.expected}, got {brief(value)}")
-
-
 _MISSING_VALUES = "texts that mean missing, besides empty ones; default: those of the schema"
 _SPELLINGS = "texts that mean {}, besides `{}` in lower case, in upper case and capitalized"
 
 
 @dataclass(frozen=True)
-class NumericalField:
+class NumericalField(Field, title="numerical field"):
     """A column of numbers."""
 
     column: str = setting(REQUIRED, "its name")
@@ -137,18 +149,16 @@ class NumericalField:
     type: str = setting(
         "number",
         "decimal is an integer of up to 18 digits, as logs have them",
-        choices=NUMERICAL_TYPES,
+        choices=("number", "decimal"),
     )
     required: bool = setting(False, "whether a row without a number is a bad one")
 
-    def __post_init__(self) -> None:
-        where = f"numerical field {self.column}"
-        _check_entries(where, self)
+    def _problems(self) -> Iterator[str]:
         if self.type != "number" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
+            yield f"true_values: expected the type number, got {self.type}"
         if self.bins == 1:
-            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got 1")
-        _check_spellings(where, self)
+            yield f"bins: expected 0, or 2 to {MAX_BINS}, got 1"
+        yield from _spelled_twice(self)
 
     @property
     def rule(self) -> NumericTransform:
@@ -162,7 +172,7 @@ class NumericalField:
 
 
 @dataclass(frozen=True)
-class CategoricalField:
+class CategoricalField(Field, title="categorical field"):
     """A column of values, or of lists of them, each with a row of an embedding table."""
 
     column: str = setting(REQUIRED, "its name")
@@ -171,7 +181,7 @@ class CategoricalField:
         "string is text without surrounding blanks, integer has 64 bits, hexadecimal has up to 16 "
         "digits, of which zeros at the beginning mean nothing; of id, values are the ids "
         "themselves, from 0, and every row must have one",
-        choices=CATEGORICAL_TYPES,
+        choices=("string", "integer", "hexadecimal", "id"),
     )
     frequency_limit: int = setting(
         1, "values in fewer training rows have no id of their own", least=1
@@ -208,7 +218,7 @@ class CategoricalField:
         None,
         "which values of a longer list to keep; all refuses longer lists; default: the last ones, "
         "or the first ones if they are not ordered",
-        choices=KEEP,
+        choices=("first", "last", "all"),
     )
     ordered: bool = setting(
         True,
@@ -242,71 +252,57 @@ class CategoricalField:
         most=layout.MAX_CARDINALITY,
     )
 
-    def __post_init__(self) -> None:
-        where = f"categorical field {self.column}"
-        _check_entries(where, self)
-        _check_spellings(where, self)
+    def _problems(self) -> Iterator[str]:
+        yield from _spelled_twice(self)
         if self.type == "id":
-            why = "expected a type other than id, whose values are kept as they are"
-            self._check_defaults(where, _OF_DICTIONARIES, why)
+            problem = "expected a type other than id, whose values are kept as they are"
+            yield from self._given(_OF_DICTIONARIES, problem)
         elif self.cardinality is not None:
-            raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
+            yield f"cardinality: expected the type id, got {self.type}"
         for name in ("table", "dictionary"):
             if getattr(self, name) == "":
-                raise ValueError(f"{where}: {name}: expected a name, got ''")
+                yield f"{name}: expected a name, got ''"
         if self.table is not None and self.dictionary is not None:
-            raise ValueError(
-                f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
-                f"share the dictionary of that name, got {self.dictionary!r}"
+            yield (
+                f"dictionary: expected none beside table {self.table!r}, whose fields share the "
+                f"dictionary of that name, got {self.dictionary!r}"
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type string or integer")
+            yield "true_values: expected the type string or integer"
         if self.max_ids == 0 and not self.hash_buckets:
-            raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
-        self._check_list(where)
-
-    def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
-        for field in fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                raise ValueError(f"{where}: {field.name}: {why}")
-
-    def _check_list(self, where: str) -> None:
-        if self.max_length is None:
-            why = "expected max_length too, which makes a field one of lists, got none"
-            self._check_defaults(where, _OF_LISTS, why)
+            yield "max_ids 0: expected hash_buckets, as no value has an id"
+        if self.max_length is not None:
+            yield from self._problems_of_lists()
             return
-        if len(self.separator) != 1 or self.separator in _NO_SEPARATORS:
-            raise ValueError(
-                f"{where}: separator: expected one character, and no quote or end of a line, got "
+        problem = "expected max_length too, which makes a field one of lists, got none"
+        yield from self._given(_OF_LISTS, problem)
+
+    def _problems_of_lists(self) -> Iterator[str]:
+        if len(self.separator) != 1 or self.separator in '"\r\n\0':
+            yield (
+                "separator: expected one character, and no quote or end of a line, got "
                 f"{brief(self.separator)}"
             )
-        if self.pooling == ATTENTION:
-            self._check_attended(where)
-        elif self.target is not None:
-            raise ValueError(
-                f"{where}: target: expected pooling: attention beside it, got "
-                f"{self.pooling or 'none'}"
+        if self.pooling != ATTENTION:
+            if self.target is not None:
+                got = self.pooling or "none"
+                yield f"target: expected pooling: attention beside it, got {got}"
+        elif self.target is None:
+            yield "pooling: attention: expected a target, the candidate's field, got none"
+        elif not self.ordered:
+            yield (
+                "pooling: attention: expected an ordered list, got ordered: false; leave ordered "
+                "out, or write pooling: sum or mean"
+            )
+        elif self.table is None:
+            yield (
+                f"pooling: attention: expected table: NAME here and at {self.target}, so that list "
+                "and candidate share a table, got none"
             )
         if self.keep == "last" and not self.ordered:
-            raise ValueError(
-                f"{where}: keep: expected first or all, as ordered is false, got last, which are "
-                "the rarest values"
-            )
-
-    def _check_attended(self, where: str) -> None:
-        if self.target is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected a target, the candidate's field, got none"
-            )
-        if not self.ordered:
-            raise ValueError(
-                f"{where}: pooling: attention: expected an ordered list, got ordered: false; leave "
-                "ordered out, or write pooling: sum or mean"
-            )
-        if self.table is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected table: NAME here and at {self.target}, so "
-                "that list and candidate share a table, got none"
+            yield (
+                "keep: expected first or all, as ordered is false, got last, which are the rarest "
+                "values"
             )
 
     @property
@@ -328,7 +324,7 @@ class CategoricalField:
 
 
 @dataclass(frozen=True)
-class TimeField:
+class TimeField(Field, title="time"):
     """The column of times: timestamps, or text in ISO 8601."""
 
     column: str = setting(REQUIRED, "its name")
@@ -347,15 +343,13 @@ class TimeField:
         None, "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
     )
 
-    def __post_init__(self) -> None:
-        _check_entries(f"time {self.column}", self)
-        if self.format is not None and not set(_DAYS) & set(_DIRECTIVE.findall(self.format)):
-            raise ValueError(
-                f"time {self.column}: format: expected directives such as %d/%m/%Y %H:%M, got "
-                f"{brief(self.format)}"
-            )
+    def _problems(self) -> Iterator[str]:
+        directives = re.findall("%([A-Za-z%])", self.format or "%d")
+        if not set("djcxsDF").intersection(directives):  # of days
+            got = brief(self.format)
+            yield f"format: expected directives such as %d/%m/%Y %H:%M, got {got}"
         if self.format is not None and self.unit is not None:
-            raise ValueError(f"time {self.column}: expected a unit or a format, got both")
+            yield "expected a unit or a format, got both"
 
     def check_zone(self) -> None:
         """Raises ValueError if this machine does not know the time zone."""
@@ -368,23 +362,17 @@ class TimeField:
             ) from None
 
 
-_DIRECTIVE = re.compile(r"%([A-Za-z%])")
-_DAYS = "djcxsDF"  # directives of which a format has at least one
-
-
-def _check_spellings(where: str, field: Any) -> None:
-    """Raises ValueError if a text means two of true, false and missing in a field."""
-    said = {name: set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS}
-    for one, other in itertools.combinations(_MEANINGS, 2):
-        if both := sorted(said[one] & said[other]):
-            got = f"{one} and {other}" if other == "missing" else "both"
-            raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
+def _spelled_twice(field: NumericalField | CategoricalField) -> Iterator[str]:
+    """Yields messages about texts that mean two of true, false and missing."""
+    meanings = {
+        "true": set(field.true_values),
+        "false": set(field.false_values),
+        "missing": set(field.missing_values or ()),
+    }
+    for one, other in itertools.combinations(meanings, 2):
+        for text in sorted(meanings[one] & meanings[other]):
+            yield f"expected one meaning of {text!r}, got {one} and {other}"
     for text, meaning in SPELLINGS.items():
-        if text in said[_OPPOSITES[meaning]]:
-            raise ValueError(
-                f"{where}: {_OPPOSITES[meaning]}_values: expected no {text!r}, which means "
-                f"{meaning}"
-            )
-
-
-_MEANINGS, _OPPOSITES = ("true", "false", "missing"), {"true": "false", "false": "true"}
+        opposite = "false" if meaning == "true" else "true"
+        if text in meanings[opposite]:
+            yield f"{opposite}_values: expected no {text!r}, which means {meaning}"

@@ -44,17 +44,11 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
     )
 
 
-def rule_of(schema: Schema) -> str:
-    """Returns the transform of the integers of a log, one of `CRITEO_TRANSFORMS`."""
-    rules = {field.transform for field in schema.numerical}
-    names = (name for name, rule in CRITEO_TRANSFORMS.items() if {rule.name} == rules)
-    return next(names, "readme")
-
-
 def is_log(schema: Schema) -> bool:
     """Returns whether a schema is that of logs, without further fields or options."""
     limits = tuple(field.frequency_limit for field in schema.categorical)
-    numerical = len(schema.numerical)
-    if schema.format is None or len(schema.format.columns) != 1 + numerical + len(limits):
+    transforms = {field.transform for field in schema.numerical} or {"log"}
+    rules = [name for name, rule in CRITEO_TRANSFORMS.items() if {rule.name} == transforms]
+    if schema.format is None or not rules:
         return False
-    return schema == log_schema(numerical, limits, rule_of(schema))
+    return schema == log_schema(len(schema.numerical), limits, rules[0])

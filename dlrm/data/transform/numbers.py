@@ -1,11 +1,12 @@
 """Statistics of columns of numbers: sums and quantiles that do not depend on order.
 
-Statistics that tasks fit on parts of the rows are summed exactly, so that the same rows give the
-same bytes however they were divided.
+Sums over parts of the rows are exact, so that the same rows give the same bytes however they were
+divided.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -13,8 +14,7 @@ import numpy as np
 
 from dlrm.documents import brief
 
-_EXPONENTS = 2200  # of float64: -1074 to 1024, and the rest from rounding a product
-_LOWEST = -1130
+_LOWEST = -1130  # exponents of float64 begin at -1074, and those of products of halves below it
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 _SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
 _LARGEST = 1e150  # whose square is finite, and that of its inverse exact
@@ -45,7 +45,7 @@ class Fitted(NamedTuple):
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "Fitted":
-        """Returns statistics from the result of `facts`.
+        """Returns statistics from the result of `to_dict`.
 
         Raises:
             ValueError: they are not the statistics of a column.
@@ -63,12 +63,12 @@ class Fitted(NamedTuple):
 
 @dataclass
 class Sums:
-    """Exact sums of numbers and of their squares; adding is associative.
+    """Exact sums of numbers and of their squares, JSON values all; adding is associative.
 
     Attributes:
-        count: number of summands.
-        least, greatest: extremes of them.
+        count, least, greatest: number and extremes of the summands.
         values, squares: exact sums, in units of 2**_LOWEST.
+        overflow: whether a summand is too large or too small for them.
     """
 
     count: int = 0
@@ -76,7 +76,7 @@ class Sums:
     greatest: float = float("-inf")
     values: int = 0
     squares: int = 0
-    overflow: bool = field(default=False)
+    overflow: bool = False
 
     @classmethod
     def from_values(cls, values: np.ndarray) -> "Sums":
@@ -105,18 +105,6 @@ class Sums:
             self.overflow or other.overflow,
         )
 
-    def to_list(self) -> list[Any]:
-        """Returns the sums as JSON values."""
-        ends = [self.least.hex(), self.greatest.hex()] if self.count else ["inf", "-inf"]
-        return [self.count, *ends, hex(self.values), hex(self.squares), self.overflow]
-
-    @classmethod
-    def from_list(cls, facts: Sequence[Any]) -> "Sums":
-        """Returns sums from the result of `facts`."""
-        count, least, greatest, values, squares, overflow = facts
-        ends = float.fromhex(least), float.fromhex(greatest)
-        return cls(count, *ends, int(values, 16), int(squares, 16), overflow)
-
     def scale(self) -> tuple[float, float]:
         """Returns mean and standard deviation, rounded once.
 
@@ -135,41 +123,31 @@ class Sums:
             )
         unit = Fraction(2) ** _LOWEST
         mean = self.values * unit / self.count
-        variance = self.squares * unit / self.count - mean * mean
-        deviation = _square_root(variance)
-        if not deviation > 0:
-            return self.least, max(size, 1.0)
-        return float(mean), deviation
+        deviation = _square_root(self.squares * unit / self.count - mean * mean)
+        return (float(mean), deviation) if deviation > 0 else (self.least, max(size, 1.0))
 
 
 def _exact_sum(values: np.ndarray) -> int:
     """Returns the exact sum of finite float64 numbers in units of 2**_LOWEST."""
     mantissas, exponents = np.frexp(values)
     whole = np.ldexp(mantissas, 53).astype(np.int64)  # value = whole * 2**(exponent - 53)
-    places = exponents.astype(np.int64) - 53 - _LOWEST
-    assert not len(places) or (places.min() >= 0 and places.max() < _EXPONENTS), "tiny products"
-    high, low = whole >> 27, whole & ((1 << 27) - 1)
+    shifts = exponents.astype(np.int64) - 53 - _LOWEST
+    assert not len(shifts) or shifts.min() >= 0, "tiny products"
     total = 0
     for begin in range(0, len(values), 1 << 25):  # so that float64 sums of 27 bits are exact
         part = slice(begin, begin + (1 << 25))
-        for bits, halves in ((27, high), (0, low)):
-            sums = np.bincount(places[part], weights=halves[part].astype(np.float64))
-            for place in np.flatnonzero(sums).tolist():
-                total += int(sums[place]) << (place + bits)
+        for bits, halves in ((27, whole[part] >> 27), (0, whole[part] & ((1 << 27) - 1))):
+            sums = np.bincount(shifts[part], halves)
+            total += sum(int(sums[n]) << (n + bits) for n in np.flatnonzero(sums).tolist())
     return total
 
 
 def _square_root(value: Fraction) -> float:
-    """Returns the square root of a fraction, to the precision of float64."""
-    if value <= 0:
-        return 0.0
-    shift = 2 * ((value.denominator.bit_length() - value.numerator.bit_length()) // 2 + 64)
-    from math import isqrt
-
-    scaled = (
-        value.numerator << shift if shift >= 0 else value.numerator >> -shift
-    ) // value.denominator
-    return float(Fraction(isqrt(scaled)) / Fraction(2) ** (shift // 2))
+    """Returns the square root of a fraction, of which 64 bits are exact; 0 below it."""
+    numerator, denominator = max(value, Fraction(0)).as_integer_ratio()
+    shift = 64 + (denominator.bit_length() - numerator.bit_length()) // 2
+    scaled = (numerator << max(2 * shift, 0)) // (denominator << max(-2 * shift, 0))
+    return math.ldexp(math.isqrt(scaled), -shift)
 
 
 def ordered(values: np.ndarray) -> np.ndarray:

@@ -1,11 +1,10 @@
 """Numerical transforms: what a column of numbers becomes as an input of a model, and the inverse.
 
-A new one is a subclass of `NumericTransform` and its entry in `NUMERIC_TRANSFORMS`, whose keys are
-the names in a schema. Flags, fitting, reports and pages follow.
+A new one is a subclass of `NumericTransform`, its object in `NUMERIC_TRANSFORMS`, whose keys are
+the names in a schema, and its meaning in `dlrm.data.choices`. Flags, reports and pages follow.
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from dlrm.data.transform.numbers import Fitted, Sums
 
 _NONE, _UNFITTED = np.empty(0), Fitted()
 _GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
-_WARNING = nullcontext()  # as numpy does by default
 
 
 class NumericTransform:
@@ -26,24 +24,21 @@ class NumericTransform:
 
     Attributes:
         name: name in schemas.
+        of_missing: result for a missing value.
+        least: values below it are clamped to it, and counted.
         needs_sums: whether `fit` needs the sums of the training values.
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
         checked_in_readers: whether readers refuse values whose results are beyond float16, which
             takes nothing fitted. Other results are checked when they are computed.
-        bounded: whether all results are within float16.
         tolerance: error of results that reports ignore, though float16 is finer near 0.
         done, advice: parts of the message of `overflow`.
     """
 
     name: str
-    needs_sums = checked_in_readers = bounded = False
+    of_missing, least = 0.0, -np.inf
+    needs_sums = checked_in_readers = False
     bins, tolerance = 0, 0.0
     done, advice = "", "choose the transform log or standardize, or scale the column"
-
-    @property
-    def meaning(self) -> str:
-        """Returns the result for a value x, for the help of flags and the documentation."""
-        return choices.NUMERIC_TRANSFORMS[self.name]
 
     def fit(self, sums: Sums, edges: np.ndarray = _NONE, shares: np.ndarray = _NONE) -> Fitted:
         """Returns the statistics of the training values: of their sums and `bin_edges`.
@@ -51,7 +46,8 @@ class NumericTransform:
         Raises:
             OverflowError: a statistic is beyond float64.
         """
-        return Fitted(edges=edges, shares=shares)
+        scale = sums.scale() if self.needs_sums else (0.0, 1.0)
+        return Fitted(*scale, edges, shares)
 
     def apply(
         self, numbers: Parsed, fitted: Fitted = _UNFITTED, dtype: np.dtype = layout.NUMERICAL_DTYPE
@@ -60,15 +56,17 @@ class NumericTransform:
 
         Results are rounded from float64 to float32, then to `dtype`.
         """
-        results, clamped = self.results(numbers, fitted)
-        with _WARNING if self.bounded else np.errstate(over="ignore"):  # which takes a microsecond
+        values, missing = numbers
+        clamped = np.count_nonzero((values < self.least) & ~missing)
+        with np.errstate(over="ignore"):
+            results = np.where(missing, self.of_missing, self.results(values, fitted))
             single = results.astype(np.float32)
             if dtype == np.float16 and native.host is not None:
-                return native.host.to_half(single), clamped
-            return single.astype(dtype, copy=False), clamped
+                return native.host.to_half(single), int(clamped)
+            return single.astype(dtype, copy=False), int(clamped)
 
-    def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        """Returns what `apply` does, in float64."""
+    def results(self, values: np.ndarray, fitted: Fitted) -> np.ndarray:
+        """Returns the results of values that are there, in float64."""
         raise NotImplementedError
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
@@ -87,13 +85,10 @@ class Log(NumericTransform):
     """The rule of the source document; arguments are clamped to at least 1."""
 
     name = "log"
-    bounded = True
-    added, of_missing = 2.0, 2.0  # the argument is x + added, or of_missing
+    added, least, of_missing = 2.0, -1.0, np.log(2.0)
 
-    def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        arguments = np.where(numbers.missing, self.of_missing, numbers.values + self.added)
-        clamped = int(np.count_nonzero(arguments < 1.0))
-        return np.log(np.maximum(arguments, 1.0) if clamped else arguments), clamped
+    def results(self, values: np.ndarray, fitted: Fitted) -> np.ndarray:
+        return np.log(np.maximum(values, self.least) + self.added)
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return np.exp(results) - self.added
@@ -103,7 +98,7 @@ class NvidiaLog(Log):
     """The rule of NVIDIA's code; arguments are clamped to at least 1."""
 
     name = "nvidia"
-    added, of_missing = 3.0, 1.0
+    added, least, of_missing = 3.0, -2.0, 0.0
 
 
 class Standardize(NumericTransform):
@@ -117,12 +112,8 @@ class Standardize(NumericTransform):
         "drop the column or the row"
     )
 
-    def fit(self, sums: Sums, edges: np.ndarray = _NONE, shares: np.ndarray = _NONE) -> Fitted:
-        return Fitted(*sums.scale(), edges, shares)
-
-    def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        scaled = (numbers.values - fitted.mean) / fitted.deviation
-        return np.where(numbers.missing, 0.0, scaled), 0
+    def results(self, values: np.ndarray, fitted: Fitted) -> np.ndarray:
+        return (values - fitted.mean) / fitted.deviation
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return results * fitted.deviation + fitted.mean
@@ -132,13 +123,12 @@ class Quantile(NumericTransform):
     """Interpolates between the edges of bins, which are fitted to the training values."""
 
     name = "quantile"
-    bins, bounded = 64, True
+    bins, of_missing = 64, 0.5
 
-    def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
+    def results(self, values: np.ndarray, fitted: Fitted) -> np.ndarray:
         if not len(fitted.edges):
-            return np.full(numbers.values.shape, 0.5), 0
-        shares = np.interp(numbers.values, fitted.edges, fitted.shares)
-        return np.where(numbers.missing, 0.5, shares), 0
+            return np.full(values.shape, 0.5)
+        return np.interp(values, fitted.edges, fitted.shares)
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         if not len(fitted.edges):
@@ -152,8 +142,8 @@ class Unchanged(NumericTransform):
     name = "none"
     checked_in_readers = True
 
-    def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        return np.where(numbers.missing, 0.0, numbers.values), 0
+    def results(self, values: np.ndarray, fitted: Fitted) -> np.ndarray:
+        return values
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return results

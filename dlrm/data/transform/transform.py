@@ -29,13 +29,13 @@ from dlrm.data.transform import stored
 from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
 from dlrm.data.transform.dictionaries import (
     Dictionary,
-    FrequencyLimit,
     arrays_of,
     checksum,
+    frequency_limits,
 )
 from dlrm.data.transform.lists import Column, bags_of, lists_of_texts
 from dlrm.data.transform.logs import is_log, log_schema
-from dlrm.data.transform.lookup import IdLookup, spread
+from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.rows import cross_columns
 from dlrm.data.transform.schema import Schema
@@ -114,7 +114,7 @@ class Transform:
         num_numerical: int,
         dictionaries: Sequence[np.ndarray],
         numeric_transform: str = "readme",
-        frequency_limit: FrequencyLimit | None = None,
+        frequency_limit: str = "15",
     ) -> "Transform":
         """Returns the transform of logs.
 
@@ -122,9 +122,9 @@ class Transform:
             num_numerical: number of integers in a line.
             dictionaries: for each hash, the numbers that have the ids 1, 2, ...
             numeric_transform: transform of the integers, one of `CRITEO_TRANSFORMS`.
-            frequency_limit: the limits that the dictionaries were fitted with.
+            frequency_limit: the limits that they were fitted with; see `frequency_limits`.
         """
-        limits = (frequency_limit or FrequencyLimit()).each(len(dictionaries))
+        limits = frequency_limits(frequency_limit, num_numerical, len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
         made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
         return cls(schema, [Fitted()] * num_numerical, made, [TEXT] * len(made))
@@ -248,7 +248,9 @@ class Transform:
         buckets = self.fields[index].hash_buckets
         if not buckets:
             return ids.astype(dtype, copy=False)
-        hashes = spread(spread(column.values) >> np.uint64(32))  # bits that the lookup has mixed
+        hashes = hash_u64(
+            hash_u64(column.values) >> np.uint64(32)
+        )  # bits that the lookup has mixed
         first_bucket = 1 + len(self.dictionaries[self.dictionary_of[index]])
         bucket = first_bucket + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
         outside = (ids == 0) & ~column.missing

@@ -87,7 +87,7 @@ LIST = "{column: l, max_length: 2}"
 FIELDS = "fields: expected categorical fields with one value a row"
 REFUSED = [
     ("label: y", "numerical, categorical: expected one field or more, got none"),
-    ("numerical: [x]", "label: expected {column: NAME}, got none"),
+    ("numerical: [x]", "label: missing"),
     ("[1]", "expected a map"),
     ("{label: y, numerical: x}", "numerical: expected a list of fields, got 'x'"),
     ("{label: y, numerical: [[x]]}", "numerical: expected a column or a map, got ['x']"),
@@ -104,7 +104,6 @@ REFUSED = [
     ),
     ("{label: y, categorical: [{column: c, max_ids: 0}]}", "categorical field c: max_ids 0: expec"),
     ("{label: y, categorical: [{column: c, hash_buckets: -1}]}", "categorical field c: hash_bucke"),
-    ("{label: y, numerical: [x], lists: [z]}", "lists: expected fields of lists under categorical"),
     (
         "{label: y, numerical: [x], weigth: z}",
         "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
@@ -171,11 +170,13 @@ REFUSED = [
             ),
             (
                 "table: t, max_length: 3, pooling: attention, target: y",
-                "categorical field b: target: expected a categorical field, got the label y",
+                "categorical field b: target: expected a categorical field with one value a row, "
+                "got the label y",
             ),
             (
                 "table: t, max_length: 3, pooling: attention, target: b",
-                "categorical field b: target: expected a field with one value a row, got list fie",
+                "categorical field b: target: expected a categorical field with one value a row, "
+                "got list field b",
             ),
         )
     ),

@@ -18,9 +18,7 @@ from dlrm.data.sources.columns import (
 )
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.cells import FieldKeys
-from dlrm.data.transform.dictionaries import (
-    FrequencyLimit,
-)
+from dlrm.data.transform.dictionaries import frequency_limits
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.transform import Transform
@@ -108,17 +106,17 @@ def test_logarithms_of_nvidia():
 
 
 def test_frequency_limits_of_columns():
-    limit = FrequencyLimit.parse("15,20:3,39:0", 13, 26)
-    assert [limit.of(0), limit.of(6), limit.of(25)] == [15, 3, 0]
-    assert FrequencyLimit.parse("2:7", 1, 2) == FrequencyLimit(15, {0: 7})
+    limits = frequency_limits("15,20:3,39:0", 13, 26)
+    assert [limits[i] for i in (0, 6, 25)] == [15, 3, 0]
+    assert frequency_limits("2:7", 1, 2) == (7, 15)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "15,16", "13:3", "40:3", "20:3,20:4", "1:2:3", "-1", "15,"]
+    "text", ["", "a", "15,16", "13:3", "40:3", "20:3,20:4", "1:2:3", "-1", "15,", "0:3"]
 )
 def test_frequency_limits_that_mean_nothing_are_refused(text):
     with pytest.raises(ValueError, match="frequency limit"):
-        FrequencyLimit.parse(text, 13, 26)
+        frequency_limits(text, 13, 26)
 
 
 @pytest.fixture
@@ -128,7 +126,7 @@ def transform():
         np.array([], np.uint32),
         np.arange(2**40, 2**40 + 200, dtype=np.uint64)[::-1],
     ]
-    return Transform.from_logs(2, dictionaries, "readme", FrequencyLimit(2, {1: 9}))
+    return Transform.from_logs(2, dictionaries, "readme", "2,4:9")
 
 
 COLUMNS = [
