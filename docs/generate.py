@@ -185,8 +185,8 @@ def transforms_page() -> str:
         "| transform | result for x | note |",
     ]
     parts.append("|---|---|---|")
-    for name, one in NUMERIC_TRANSFORMS.items():
-        meaning, note = choices.NUMERIC_TRANSFORMS[name], _docstring(type(one))
+    for name, meaning in choices.NUMERIC_TRANSFORMS.items():
+        note = NUMERIC_TRANSFORMS[name].note
         parts.append(f"| `{name}` | {_cell(meaning)} | {_cell(note)} |")
     return "\n".join(parts) + "\n"
 

@@ -14,12 +14,11 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief
 
-_SPELLINGS = ("true_values", "false_values")
 _ENTRIES = {  # of a field, which determine what becomes of its values
-    "numerical": ("transform", *_SPELLINGS),
+    "numerical": ("transform", "true_values", "false_values"),
     "categorical": (
         *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
-        *("target", *_SPELLINGS),
+        *("target", "true_values", "false_values"),
     ),
 }
 
@@ -29,8 +28,9 @@ def compare_transforms(
     dataset: str | os.PathLike | None,
     allowed: bool = False,
     verify_data: str = "first",
-    allow_links: bool = False,
+    allow_links: bool | None = False,
     source_kind: str = "checkpoint",
+    extended: bool = False,
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
 
@@ -41,6 +41,8 @@ def compare_transforms(
         allow_links: whether the dataset's files may be symbolic links that lead out of it.
         source_kind: kind of `checkpoint` in its manifest; `layout.KIND` if the model has no
             transform of its own and uses that of a dataset.
+        extended: whether the dataset's dictionaries may have further values at their ends, so that
+            every id of the checkpoint means the same.
 
     Returns:
         A line about what could not be compared or differs by permission, or None.
@@ -51,12 +53,22 @@ def compare_transforms(
     """
     model = _load(Path(checkpoint), source_kind, "always", None)
     here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data, allow_links)
-    if model is None:
+    if model is None and (here is None or not extended):
         return None
-    if here is None:
-        return _incomparable(dataset, checkpoint, dataset)
-    if (difference := _difference(model, here)) is None:
+    if model is None or here is None:
+        without = checkpoint if model is None else dataset or "the data"
+        return (
+            f"note: {without} has no fitted transform, so nothing tells whether the ids and "
+            f"numbers of {dataset or 'the data'} mean what they do for {checkpoint}"
+        )
+    if (difference := _difference(model, here, extended)) is None:
         return None
+    if extended:
+        raise ValueError(
+            f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
+            f"its dictionaries, got another one: {difference}. Trained rows and weights would get "
+            "other values; train a new model on this dataset"
+        )
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
         return f"note: {differ} ({difference}); --allow_other_transform continues"
@@ -72,61 +84,19 @@ def compare_transforms(
     )
 
 
-def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
-    """Checks that a dataset's transform is a checkpoint's with further values in its dictionaries.
-
-    Then every id of the checkpoint means the same in the dataset, and new values have new ids.
-
-    Returns:
-        A line about a transform that is missing, so that nothing could be compared; None if both or
-        none are there.
-
-    Raises:
-        ValueError: an old id has another value, or anything but the ends of dictionaries differs,
-            or a file is damaged; the message names fields, ids and both values.
-        FileNotFoundError: a file of a transform is missing.
-    """
-    model = _load(Path(checkpoint), "checkpoint", "always", None)
-    here = _load(Path(dataset), layout.KIND, "always", None)
-    if model is None or here is None:
-        without = checkpoint if model is None else dataset
-        return None if model is here else _incomparable(without, checkpoint, dataset)
-    if difference := _difference(model, here, extended=True):
-        raise ValueError(
-            f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
-            f"its dictionaries, got another one: {difference}. Trained rows and weights would get "
-            "other values; train a new model on this dataset"
-        )
-    return None
-
-
-def _incomparable(
-    without: str | os.PathLike | None, checkpoint: str | os.PathLike, dataset: object
-) -> str:
-    return (
-        f"note: {without or 'the data'} has no fitted transform, so nothing tells whether the ids "
-        f"and numbers of {dataset or 'the data'} mean what they do for {checkpoint}"
-    )
-
-
-def _load(
-    directory: Path, kind: str, verify_data: str, allow_links: bool | None
-) -> Transform | None:
+def _load(directory: Path, kind: str, verify: str, allow_links: bool | None) -> Transform | None:
     """Reads `transform/` as listed in its manifest, or returns None if there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
-    Verifier(directory, kind, verify_data, allow_links).check_names(layout.TRANSFORM)
+    Verifier(directory, kind, verify, allow_links).check_names(layout.TRANSFORM)
     return Transform.load(folder)
 
 
-def _difference(model: Transform, here: Transform, extended: bool = False) -> str | None:
+def _difference(model: Transform, here: Transform, extended: bool) -> str | None:
     """Returns the first entry, or value of a dictionary, in which transforms differ.
 
     Dictionaries with equal checksums are not read.
-
-    Args:
-        extended: whether dictionaries may be longer here.
     """
     sides = [_entries(side, extended) for side in (model, here)]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
@@ -161,20 +131,17 @@ def _entries(side: Transform, extended: bool) -> dict[str, Any]:
             facts = {name: getattr(field, name) for name in _ENTRIES[kind]}
             facts["missing_values"] = schema.missing_of(field)
             if kind == "numerical":
-                fitted = side.numerical[i]
-                facts |= {"mean": fitted.mean, "deviation": fitted.deviation}
-                facts |= {"edges": fitted.edges.tolist()} if field.rule.bins else {}
-            place = _named(kind, field.column)
-            entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
-    return {
-        name: sorted(set(fact)) if isinstance(fact, tuple) else fact
-        for name, fact in entries.items()
-    }
+                facts |= {name: getattr(side.numerical[i], name) for name in ("mean", "deviation")}
+                facts |= {"edges": side.numerical[i].edges.tolist()} if field.rule.bins else {}
+            for name, fact in facts.items():
+                fact = sorted({*fact}) if isinstance(fact, tuple) else fact
+                entries[f"{_named(kind, field.column)}: {name}"] = fact
+    return entries
 
 
 def _named(kind: str, column: str) -> str:
     """Returns the name of a field in messages; those of logs begin with their kind."""
-    return column if column.startswith(f"{kind} ") else f"{kind} {column}"
+    return f"{kind} {column.removeprefix(f'{kind} ')}"
 
 
 def _other_value(model: Dictionary, here: Dictionary, grows: bool) -> str | None:

@@ -120,9 +120,7 @@ class Label(Field, title="label"):
     @property
     def positives(self) -> tuple[str, ...]:
         """Returns the values that count as 1; none if labels are 0 and 1."""
-        if isinstance(self.positive, str):
-            return (self.positive,)
-        return self.positive or ()
+        return (self.positive,) if isinstance(self.positive, str) else self.positive or ()
 
 
 _MISSING_VALUES = "texts that mean missing, besides empty ones; default: those of the schema"
@@ -364,15 +362,11 @@ class TimeField(Field, title="time"):
 
 def _spelled_twice(field: NumericalField | CategoricalField) -> Iterator[str]:
     """Yields messages about texts that mean two of true, false and missing."""
-    meanings = {
-        "true": set(field.true_values),
-        "false": set(field.false_values),
-        "missing": set(field.missing_values or ()),
-    }
-    for one, other in itertools.combinations(meanings, 2):
-        for text in sorted(meanings[one] & meanings[other]):
-            yield f"expected one meaning of {text!r}, got {one} and {other}"
+    own = {"true": {*field.true_values}, "false": {*field.false_values}}
+    for meaning, texts in own.items():
+        for text in sorted(texts.intersection(field.missing_values or ())):
+            yield f"expected one meaning of {text!r}, got {meaning} and missing"
     for text, meaning in SPELLINGS.items():
-        opposite = "false" if meaning == "true" else "true"
-        if text in meanings[opposite]:
-            yield f"{opposite}_values: expected no {text!r}, which means {meaning}"
+        own[meaning].add(text)
+    for text in sorted(own["true"] & own["false"]):
+        yield f"expected one meaning of {text!r}, got true and false"

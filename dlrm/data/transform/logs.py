@@ -5,9 +5,9 @@ A line is a label, integers and hexadecimal hashes, with tabs between them.
 
 from functools import cache
 
+from dlrm.data.choices import CRITEO_TRANSFORMS
 from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources.text_format import NONE, TextFormat
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.limits import check_features
 
@@ -30,7 +30,7 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
         expected = ", ".join(CRITEO_TRANSFORMS)
         raise ValueError(f"numeric transform {rule!r}: expected one of {expected}")
     check_features("num_numerical", num_numerical)
-    transform = CRITEO_TRANSFORMS[rule].name
+    transform = CRITEO_TRANSFORMS[rule]
     numerical, categorical = field_names(num_numerical, len(frequency_limits))
     columns = (LABEL, *numerical, *categorical)
     return Schema(
@@ -47,8 +47,8 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
 def is_log(schema: Schema) -> bool:
     """Returns whether a schema is that of logs, without further fields or options."""
     limits = tuple(field.frequency_limit for field in schema.categorical)
-    transforms = {field.transform for field in schema.numerical} or {"log"}
-    rules = [name for name, rule in CRITEO_TRANSFORMS.items() if {rule.name} == transforms]
-    if schema.format is None or not rules:
+    transforms = {field.transform for field in schema.numerical}
+    rule = next((name for name, own in CRITEO_TRANSFORMS.items() if {own} >= transforms), None)
+    if schema.format is None or rule is None:
         return False
-    return schema == log_schema(len(schema.numerical), limits, rules[0])
+    return schema == log_schema(len(schema.numerical), limits, rule)

@@ -171,8 +171,7 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
     distinct values; by the former alone, a column that is mostly 0 would have one bin.
 
     Args:
-        keys: ascending `ordered` keys of the distinct values.
-        counts: occurrences of each.
+        keys, counts: ascending `ordered` keys of the distinct values, and their occurrences.
         bins: maximum number of bins.
 
     Returns:
@@ -186,10 +185,9 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
     inner = bins - 1
     by_value = np.searchsorted(np.cumsum(counts), _quantiles(-(-inner // 2)) * total, "left")
     by_distinct = (_quantiles(inner // 2) * len(keys)).astype(np.int64)
-    places = np.unique(np.concatenate([[0], by_value, by_distinct, [len(keys) - 1]]))
-    places = np.minimum(places, len(keys) - 1)
-    shares = (below[places] + counts[places] / 2) / total
-    return unordered(keys[places]), shares
+    chosen = np.concatenate([[0], by_value, by_distinct, [len(keys) - 1]])
+    chosen = np.unique(np.minimum(chosen, len(keys) - 1))
+    return unordered(keys[chosen]), (below[chosen] + counts[chosen] / 2) / total
 
 
 def _quantiles(count: int) -> np.ndarray:

@@ -2,22 +2,13 @@
 
     version: 1
     label: {column: income, positive: ">50K"}
-    format: {delimiter: ";", encoding: latin-1}    # of CSV; see `TextFormat`
-    missing_values: ["?"]                          # in fields without their own
     numerical:
       - age                                        # standardized
       - {column: capital_gain, transform: log, bins: 48, missing_values: ["NA"]}
     categorical:
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
-      - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
-      - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
-      - {column: shop, type: id, cardinality: 500} # ids already, kept as they are
-    crosses:
-      - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
-    weight: sample_weight
-    groups: [user]
-    time: {column: logged_at, zone: UTC}
+      - {column: tags, max_length: 50, separator: ";"}  # a list a row
 
 A user writes a schema; preprocessing makes a `Transform` of it and of the training rows.
 Criteo's logs need no file: `--schema criteo` is built in.
@@ -33,13 +24,7 @@ from typing import Any
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.entries import read_map, without_defaults
-from dlrm.data.transform.fields import (
-    CategoricalField,
-    Cross,
-    Label,
-    NumericalField,
-    TimeField,
-)
+from dlrm.data.transform.fields import CategoricalField, Cross, Label, NumericalField, TimeField
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
@@ -47,8 +32,7 @@ from dlrm.remote.copies import Copies, output_at
 from dlrm.settings import REQUIRED, setting
 
 VERSION = 1
-_SECTIONS = ("numerical", "categorical", "crosses")  # sections with a line for each field
-_LINE_ENDS = frozenset("\x85\u2028\u2029")  # besides those of ASCII; YAML folds them
+_BY_LINE = ("numerical", "categorical", "crosses")  # sections with a line for each field
 _LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
 
 
@@ -96,20 +80,25 @@ class Schema:
             yield "numerical, categorical: expected one field or more, got none"
         check_features("number of numerical fields:", len(self.numerical))
         check_features("number of categorical fields:", len(self.categorical_features))
-        yield from self._problems_of_columns()
+        yield from self._problems_of_names()
         if repeated := _repeated(self.groups):
             yield f"groups: columns named twice: {', '.join(repeated)}"
         for name in self.groups:
             if "/" in name or "\0" in name or len(name.encode()) > _LONGEST_GROUP:
                 shown = brief(name)
                 yield f"groups: expected columns that can name files of a dataset, got {shown}"
-        yield from self._problems_of_crosses()
+        for cross in self.crosses:
+            for got in filter(None, map(self._described, cross.fields)):
+                yield (
+                    f"cross {cross.column}: fields: expected categorical fields with one value a "
+                    f"row, got {got}"
+                )
         for fields in self.dictionaries().values():
             for field in fields[1:]:
                 yield from _disagreements(fields[0], field)
         yield from self._problems_of_targets()
 
-    def _problems_of_columns(self) -> Iterator[str]:
+    def _problems_of_names(self) -> Iterator[str]:
         """A column is used once, or by one numerical and one categorical field."""
         numerical = [field.column for field in self.numerical]
         single = [field.column for field in self.categorical if field.max_length is None]
@@ -117,28 +106,15 @@ class Schema:
         others += [self.label.column, *(f.weights for f in self.categorical if f.weights)]
         if repeated := {*_repeated([*numerical, *others]), *_repeated([*single, *others])}:
             yield f"columns used twice: {', '.join(sorted(repeated))}"
-        for field, name in zip(self.numerical, self.numerical_names, strict=True):
-            if name != field.column and name in self.columns:
-                yield (
-                    f"columns used twice: {field.column}, whose number would be called {name}, "
-                    "which is another column"
-                )
-
-    def _problems_of_crosses(self) -> Iterator[str]:
-        names = [*self.columns, *self.numerical_names]
-        for cross in self.crosses:
-            for column in cross.fields:
-                if (got := self._described(column)) is not None:
-                    yield (
-                        f"cross {cross.column}: fields: expected categorical fields with one value "
-                        f"a row, got {got}"
-                    )
-        for name in (cross.column for cross in self.crosses):
+        if self.weight == self.label.column:
+            yield f"weight: expected another column than the label, got {self.weight}"
+        names = [*self.columns]
+        pairs = zip(numerical, self.numerical_names, strict=True)
+        derived = [(f"the number of {own}", name) for own, name in pairs if name != own]
+        derived += [(f"cross {cross.column}", cross.column) for cross in self.crosses]
+        for owner, name in derived:
             if name in names:
-                yield (
-                    f"cross {name}: name: expected one that no other column or field has, got "
-                    f"{name}"
-                )
+                yield f"{owner}: expected a name that no other column or field has, got {name}"
             names.append(name)
 
     def _problems_of_targets(self) -> Iterator[str]:
@@ -281,7 +257,7 @@ class Schema:
 
         lines = []
         for name, value in self.to_dict().items():
-            if name in _SECTIONS:
+            if name in _BY_LINE:
                 lines += [f"{name}:", *(line("  - ", field) for field in value)]
             else:
                 lines.append(line(f"{name}: ", value))
@@ -321,7 +297,8 @@ class Schema:
 def _yaml(value: Any) -> str:
     import yaml
 
-    plain = _LINE_ENDS.isdisjoint(json.dumps(value, ensure_ascii=False))
+    folded = {*"\x85\u2028\u2029"}  # ends of lines besides those of ASCII
+    plain = folded.isdisjoint(json.dumps(value, ensure_ascii=False))
     text = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=1 << 20
     )

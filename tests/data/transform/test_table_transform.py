@@ -93,7 +93,7 @@ REFUSED = [
     ("{label: y, numerical: [[x]]}", "numerical: expected a column or a map, got ['x']"),
     ("{label: y, numerical: [{}]}", "numerical: column: missing"),
     ("{label: y, numerical: [x, x]}", "columns used twice: x"),
-    ("{label: y, numerical: [x, x_number], categorical: [x]}", "columns used twice: x, whose numb"),
+    ("{label: y, numerical: [x, x_number], categorical: [x]}", "the number of x: expected a name "),
     ("{label: y, numerical: [{column: x, bins: 1}]}", "numerical field x: bins: expected 0, or 2"),
     ("{label: y, numerical: [{column: x, bins: a}]}", "numerical x: bins: expected an integer, go"),
     ("{label: y, numerical: [{column: x, transform: ln}]}", "numerical field x: transform: expect"),
@@ -109,6 +109,7 @@ REFUSED = [
         "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
         "crosses, format, got 'weigth' as well; did you mean weight?",
     ),
+    ("{label: y, numerical: [x], weight: y}", "weight: expected another column than the label"),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
     ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
@@ -132,7 +133,7 @@ REFUSED = [
     ),
     (
         "{label: y, categorical: [{column: c, false_values: ['True']}]}",
-        "categorical field c: false_values: expected no 'True', which means true",
+        "categorical field c: expected one meaning of 'True', got true and false",
     ),
     (
         "{label: y, numerical: [x], time: {column: t, format: abc}}",
@@ -190,7 +191,7 @@ REFUSED = [
             ("{name: z, fields: [a, b], frequency_limit: 0}", "categorical field z: frequency_l"),
             ("{fields: [a, c], buckets: 3}", f"cross a_x_c: {FIELDS}, got 'c'"),
             ("{fields: [a, n], buckets: 3}", f"cross a_x_n: {FIELDS}, got numerical field n"),
-            ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
+            ("{name: b, fields: [a, b], buckets: 3}", "cross b: expected a name that no other"),
         )
     ),
     ("{label: y, numerical: [{column: x, buckets: 2}]}", "numerical x: expected some of column, t"),

@@ -19,7 +19,7 @@ from dlrm.data.sources.columns import (
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.cells import FieldKeys
 from dlrm.data.transform.dictionaries import frequency_limits
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.transform import Transform
 
@@ -85,7 +85,7 @@ def test_columns_without_rows():
 
 def test_logarithms_of_the_source_document():
     numbers = parsed(0, 5, -1, -2, -40, 10**18 - 1, missing=[0])
-    result, clamped = CRITEO_TRANSFORMS["readme"].apply(numbers)
+    result, clamped = NUMERIC_TRANSFORMS["log"].apply(numbers)
     expected = [math.log(a) for a in (2, 7, 1, 1, 1, 10**18 + 1)]
     assert result.dtype == np.float16
     assert result.tolist() == np.array(expected, np.float32).astype(np.float16).tolist()
@@ -94,11 +94,11 @@ def test_logarithms_of_the_source_document():
 
 def test_logarithm_is_rounded_to_float32_first():
     """Rounding ln(10364) directly to float16 gives 9.24: the float32 in between is a tie."""
-    assert CRITEO_TRANSFORMS["readme"].apply(parsed(10362))[0].item() == 9.25
+    assert NUMERIC_TRANSFORMS["log"].apply(parsed(10362))[0].item() == 9.25
 
 
 def test_logarithms_of_nvidia():
-    result, clamped = CRITEO_TRANSFORMS["nvidia"].apply(parsed(0, 0, -2, -3, missing=[0]))
+    result, clamped = NUMERIC_TRANSFORMS["nvidia"].apply(parsed(0, 0, -2, -3, missing=[0]))
     assert result.tolist() == [0, float(np.float16(np.float32(math.log(3)))), 0, 0]
     assert clamped == 1
     with pytest.raises(ValueError, match="'log2'"):
