@@ -40,9 +40,9 @@ def read_map(kind: Any, where: str, values: dict[str, Any]) -> Any:
 
 def _read(hint: Any, where: str, value: Any) -> Any:
     """Returns the value of an entry in its type, with numbers that YAML parsed as texts."""
-    types = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    kinds = [get_origin(type) or type for type in types]
-    item = next((get_args(type)[0] for type in types if get_origin(type) is tuple), None)
+    hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = [get_origin(one) or one for one in hints]
+    item = next((get_args(one)[0] for one in hints if get_origin(one) is tuple), None)
     if is_dataclass(kinds[0]) and (value is not None or NoneType not in kinds):
         return _read_field(kinds[0], where, value)
     if item is not None and isinstance(value, list | tuple):
@@ -56,13 +56,14 @@ def _read(hint: Any, where: str, value: Any) -> Any:
     raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
 
 
-def _read_field(kind: Any, where: str, value: Any) -> Any:
+def _read_field(kind: type, where: str, value: Any) -> Any:
     """Returns a field made from a map, or from only the name of its column."""
-    has_column = "column" in settings_of(kind)
-    if has_column and isinstance(value, str | int | float) and not isinstance(value, bool):
-        value = {"column": value}
+    expected = "a map with fields"
+    if "column" in settings_of(kind):
+        expected = "a column or a map"
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            value = {"column": value}
     if not isinstance(value, dict):
-        expected = "a column or a map" if has_column else "a map with fields"
         raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
     name = value.get("column", value.get("name"))
     return read_map(kind, f"{where} {name}: " if isinstance(name, str) else f"{where}: ", value)

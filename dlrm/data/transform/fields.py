@@ -74,8 +74,7 @@ class Cross(Field, title="cross"):
         "combinations in at least this many training rows have ids of their own; default: none has",
     )
     max_ids: int | None = setting(
-        None,
-        "number of combinations with ids of their own, the most frequent ones; default: all",
+        None, "number of combinations with ids of their own, the most frequent ones; default: all"
     )
 
     def _problems(self) -> Iterator[str]:
@@ -281,21 +280,16 @@ class CategoricalField(Field, title="categorical field"):
                 "separator: expected one character, and no quote or end of a line, got "
                 f"{brief(self.separator)}"
             )
-        if self.pooling != ATTENTION:
-            if self.target is not None:
-                got = self.pooling or "none"
-                yield f"target: expected pooling: attention beside it, got {got}"
-        elif self.target is None:
-            yield "pooling: attention: expected a target, the candidate's field, got none"
-        elif not self.ordered:
+        if self.pooling != ATTENTION and self.target is not None:
+            got = self.pooling or "none"
+            yield f"target: expected pooling: attention beside it, got {got}"
+        given = self.target is not None and self.table is not None and self.ordered
+        if self.pooling == ATTENTION and not given:
             yield (
-                "pooling: attention: expected an ordered list, got ordered: false; leave ordered "
-                "out, or write pooling: sum or mean"
-            )
-        elif self.table is None:
-            yield (
-                f"pooling: attention: expected table: NAME here and at {self.target}, so that list "
-                "and candidate share a table, got none"
+                "pooling: attention: expected a target, the candidate's field, table: NAME here "
+                "and there, so that list and candidate share a table, and an ordered list, got "
+                f"target: {self.target or 'none'}, table: {self.table or 'none'}, ordered: "
+                f"{str(self.ordered).lower()}"
             )
         if self.keep == "last" and not self.ordered:
             yield (

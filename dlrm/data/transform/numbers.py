@@ -5,16 +5,13 @@ divided.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.documents import brief
-
-_LOWEST = -1130  # exponents of float64 begin at -1074, and those of products of halves below it
+_LOWEST = -1130  # no float64 has a smaller exponent less its 53 bits
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 _SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
 _LARGEST = 1e150  # whose square is finite, and that of its inverse exact
@@ -34,32 +31,6 @@ class Fitted(NamedTuple):
     edges: np.ndarray = np.empty(0)
     shares: np.ndarray = np.empty(0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as JSON values, exact."""
-        return {
-            "mean": self.mean.hex(),
-            "deviation": self.deviation.hex(),
-            "edges": [edge.hex() for edge in self.edges.tolist()],
-            "shares": [share.hex() for share in self.shares.tolist()],
-        }
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> "Fitted":
-        """Returns statistics from the result of `to_dict`.
-
-        Raises:
-            ValueError: they are not the statistics of a column.
-        """
-        mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
-        edges, shares = (
-            np.array([float.fromhex(value) for value in facts[name]])
-            for name in ("edges", "shares")
-        )
-        finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
-        if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
-            raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
-        return cls(mean, deviation, edges, shares)
-
 
 @dataclass
 class Sums:
@@ -67,8 +38,7 @@ class Sums:
 
     Attributes:
         count, least, greatest: number and extremes of the summands.
-        values, squares: exact sums, in units of 2**_LOWEST.
-        overflow: whether a summand is too large or too small for them.
+        values, squares: exact sums, in units of 2**_LOWEST, unless numbers are too large.
     """
 
     count: int = 0
@@ -76,7 +46,6 @@ class Sums:
     greatest: float = float("-inf")
     values: int = 0
     squares: int = 0
-    overflow: bool = False
 
     @classmethod
     def from_values(cls, values: np.ndarray) -> "Sums":
@@ -84,9 +53,8 @@ class Sums:
         if not len(values):
             return cls()
         least, greatest = float(values.min()), float(values.max())
-        size = max(abs(least), abs(greatest))
-        if size > _LARGEST or 0 < size < 1 / _LARGEST:
-            return cls(len(values), least, greatest, overflow=True)
+        if max(abs(least), abs(greatest)) > _LARGEST:
+            return cls(len(values), least, greatest)
         squares = values * values
         halves = _SPLITTER * values
         high = halves - (halves - values)
@@ -102,7 +70,6 @@ class Sums:
             max(self.greatest, other.greatest),
             self.values + other.values,
             self.squares + other.squares,
-            self.overflow or other.overflow,
         )
 
     def scale(self) -> tuple[float, float]:
@@ -116,7 +83,7 @@ class Sums:
         size = max(abs(self.least), abs(self.greatest))
         if self.greatest - self.least <= _ROUNDING * size:
             return self.least, max(size, 1.0)  # rounding errors are no deviation to divide by
-        if self.overflow:
+        if not 1 / _LARGEST <= size <= _LARGEST:
             raise OverflowError(
                 f"its standard deviation is beyond float64 (values up to {size:g}); choose "
                 "the transform log, or scale the column"
@@ -132,7 +99,6 @@ def _exact_sum(values: np.ndarray) -> int:
     mantissas, exponents = np.frexp(values)
     whole = np.ldexp(mantissas, 53).astype(np.int64)  # value = whole * 2**(exponent - 53)
     shifts = exponents.astype(np.int64) - 53 - _LOWEST
-    assert not len(shifts) or shifts.min() >= 0, "tiny products"
     total = 0
     for begin in range(0, len(values), 1 << 25):  # so that float64 sums of 27 bits are exact
         part = slice(begin, begin + (1 << 25))

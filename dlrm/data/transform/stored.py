@@ -13,6 +13,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
@@ -40,7 +42,10 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
     facts = {
         "version": _VERSION,
         "schema": transform.schema.to_dict(),
-        "numerical": [statistics.to_dict() for statistics in transform.numerical],
+        "numerical": [
+            {name: _hexadecimal(value) for name, value in fitted._asdict().items()}
+            for fitted in transform.numerical
+        ],
         "dictionaries": [
             {"size": len(dictionary), "crc32": crc}
             for dictionary, crc in zip(transform.dictionaries, crcs, strict=True)
@@ -77,12 +82,6 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
 
 def _arguments(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     schema = Schema.from_dict(facts["schema"])
-    numerical = [Fitted.from_dict(statistics) for statistics in facts["numerical"]]
-    if len(numerical) != (expected := len(schema.numerical)):
-        raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
-    kinds = _texts(facts["kinds"])
-    if len(kinds) != (expected := len(schema.categorical)):
-        raise ValueError(f"{len(kinds)} kinds of {expected} fields")
     dictionaries, crcs = [], []
     shared = schema.dictionaries().values()
     for i, (entry, (field, *_)) in enumerate(zip(facts["dictionaries"], shared, strict=True)):
@@ -90,16 +89,34 @@ def _arguments(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         crcs.append(_texts(entry["crc32"]))
         if len(crcs[i]) != (expected := len(arrays_of(dictionaries[i], i))):
             raise ValueError(f"expected {expected} checksums, got {brief(crcs[i])}")
-    return {
+    arguments: dict[str, Any] = {
         "schema": schema,
-        "numerical": numerical,
+        "numerical": list(map(_fitted, facts["numerical"])),
         "dictionaries": dictionaries,
         "negatives": facts["negatives"],
         "columns": _texts(facts["columns"]),
         "keep_negatives": float(facts["keep_negatives"]),
-        "kinds": kinds,
+        "kinds": _texts(facts["kinds"]),
         "crcs": crcs,
     }
+    for name, fields in (("numerical", schema.numerical), ("kinds", schema.categorical)):
+        if len(arguments[name]) != len(fields):
+            raise ValueError(f"{len(arguments[name])} {name} of {len(fields)} fields")
+    return arguments
+
+
+def _hexadecimal(value: float | np.ndarray) -> Any:
+    """Returns numbers as JSON values, exact."""
+    return value.hex() if isinstance(value, float) else [one.hex() for one in value.tolist()]
+
+
+def _fitted(facts: dict[str, Any]) -> Fitted:
+    mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
+    edges, shares = (np.array(list(map(float.fromhex, facts[n]))) for n in ("edges", "shares"))
+    finite = np.isfinite([mean, deviation, *edges]).all()
+    if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
+        raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
+    return Fitted(mean, deviation, edges, shares)
 
 
 def _texts(values: Any) -> list[str]:

@@ -33,6 +33,11 @@ def test_sums_are_those_of_fractions_in_any_order(values, data):
     assert total.scale() == (mean, pytest.approx(deviation, rel=1e-15))
 
 
+def test_sums_of_tiny_numbers_do_not_depend_on_their_part():
+    parts = [Sums.from_values(np.array(part)) for part in ([2e-230, 0.0], [1.0, 3.0])]
+    assert (parts[0] + parts[1]).scale() == Sums.from_values(np.array([2e-230, 0, 1, 3])).scale()
+
+
 @given(st.lists(FINITE, min_size=1, max_size=9))
 @example([0.0, 2e-230])
 def test_sums_of_any_numbers_have_a_scale_or_say_why_not(values):

@@ -160,8 +160,9 @@ REFUSED = [
             ("table: t, max_length: 3, pooling: attention", "categorical field b: pooling: attent"),
             (
                 "table: t, max_length: 3, pooling: attention, target: a, ordered: false",
-                "categorical field b: pooling: attention: expected an ordered list, got ordered: "
-                "false; leave ordered out, or write pooling: sum or mean",
+                "categorical field b: pooling: attention: expected a target, the candidate's field,"
+                " table: NAME here and there, so that list and candidate share a table, and an "
+                "ordered list, got target: a, table: t, ordered: false",
             ),
             ("max_length: 3, pooling: attention, target: a", "categorical field b: pooling: atten"),
             (
