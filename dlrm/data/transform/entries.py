@@ -56,7 +56,7 @@ def _read(hint: Any, where: str, value: Any) -> Any:
     raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
 
 
-def _read_field(kind: type, where: str, value: Any) -> Any:
+def _read_field(kind: Any, where: str, value: Any) -> Any:
     """Returns a field made from a map, or from only the name of its column."""
     expected = "a map with fields"
     if "column" in settings_of(kind):

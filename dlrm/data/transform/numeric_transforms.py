@@ -29,7 +29,7 @@ class NumericTransform:
         results: function of values and what was fitted to the results, in float64.
         invert: function of results and what was fitted to values that have these results.
         of_missing: result for a missing value.
-        least: values below it are clamped to it, and counted.
+        least: values below it are clamped to it, and counted; None for none.
         needs_sums: whether `fit` needs the sums of the training values.
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
         checked_in_readers: whether readers refuse values whose results are beyond float16, which
@@ -42,7 +42,7 @@ class NumericTransform:
     results: Callable[[np.ndarray, Fitted], np.ndarray]
     invert: Callable[[np.ndarray, Fitted], np.ndarray]
     of_missing: float = 0.0
-    least: float = -math.inf
+    least: float | None = None
     needs_sums: bool = False
     bins: int = 0
     checked_in_readers: bool = False
@@ -65,8 +65,10 @@ class NumericTransform:
 
         Results are rounded from float64 to float32, then to `dtype`.
         """
-        values, missing = numbers
-        clamped = int(np.count_nonzero((values < self.least) & ~missing))
+        (values, missing), clamped = numbers, 0
+        if self.least is not None:
+            clamped = int(np.count_nonzero((values < self.least) & ~missing))
+            values = np.maximum(values, self.least) if clamped else values
         with np.errstate(over="ignore"):
             results = np.where(missing, self.of_missing, self.results(values, fitted))
             single = results.astype(np.float32)
@@ -97,14 +99,14 @@ def _value_of_share(shares: np.ndarray, fitted: Fitted) -> np.ndarray:
 NUMERIC_TRANSFORMS = {
     "log": NumericTransform(
         "The rule of the source document; arguments are clamped to at least 1.",
-        lambda values, _: np.log(np.maximum(values, -1.0) + 2.0),
+        lambda values, _: np.log(values + 2.0),
         lambda results, _: np.exp(results) - 2.0,
         of_missing=math.log(2.0),
         least=-1.0,
     ),
     "nvidia": NumericTransform(
         "The rule of NVIDIA's code; arguments are clamped to at least 1.",
-        lambda values, _: np.log(np.maximum(values, -2.0) + 3.0),
+        lambda values, _: np.log(values + 3.0),
         lambda results, _: np.exp(results) - 3.0,
         least=-2.0,
     ),
