@@ -182,10 +182,7 @@ class Dictionary:
 
 def _mapped(path: Path, dtypes: Sequence[type], size: int | None = None) -> np.ndarray:
     """Maps an array of one dimension, of a given size unless it is None."""
-    try:
-        array = map_npy(path)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: missing") from error
+    array = map_npy(path)
     if array.dtype not in dtypes or array.shape != (array.size if size is None else size,):
         raise ValueError(
             f"{path}: expected {'' if size is None else f'{size} '}numbers of type "

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
@@ -21,6 +22,7 @@ from dlrm.settings import REQUIRED, setting, settings_of
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
 MAX_BINS = 256
 _MAX_BUCKETS = 1 << 30
+_optional = partial(setting, None)
 # Entries of list fields only.
 _OF_LISTS = ("keep", "ordered", "weights", "pooling", "target", "separator")
 _OF_DICTIONARIES = (  # entries of fields whose values get ids
@@ -30,11 +32,7 @@ _OF_DICTIONARIES = (  # entries of fields whose values get ids
 
 
 class Field:
-    """A field of a schema, which is checked when it is made; messages begin with title and column.
-
-    Raises:
-        ValueError: an entry has a value that it does not take, or two do not fit together.
-    """
+    """A field of a schema, which is checked when it is made; messages begin with its title."""
 
     _title: ClassVar[str]
 
@@ -63,18 +61,17 @@ class Cross(Field, title="cross"):
     fields: tuple[str, ...] = setting(
         REQUIRED, "columns of two or more categorical fields, with one value a row"
     )
-    name: str | None = setting(None, "name of the field; default: the columns, joined by _x_")
+    name: str | None = _optional("name of the field; default: the columns, joined by _x_")
     buckets: int = setting(
         0,
         "number of ids, chosen by hash, that combinations without an id of their own share; 0 "
         "gives them id 0, which is that of rows with a missing value",
     )
-    frequency_limit: int | None = setting(
-        None,
-        "combinations in at least this many training rows have ids of their own; default: none has",
+    frequency_limit: int | None = _optional(
+        "combinations in at least this many training rows have ids of their own; default: none has"
     )
-    max_ids: int | None = setting(
-        None, "number of combinations with ids of their own, the most frequent ones; default: all"
+    max_ids: int | None = _optional(
+        "number of combinations with ids of their own, the most frequent ones; default: all"
     )
 
     def _problems(self) -> Iterator[str]:
@@ -99,13 +96,10 @@ class Label(Field, title="label"):
     """The column of labels."""
 
     column: str = setting(REQUIRED, "its name")
-    positive: str | tuple[str, ...] | None = setting(
-        None,
-        "the value that counts as 1, or several; default: labels are 0 and 1, or false and true",
+    positive: str | tuple[str, ...] | None = _optional(
+        "the value that counts as 1, or several; default: labels are 0 and 1, or false and true"
     )
-    negative: tuple[str, ...] | None = setting(
-        None, "values that count as 0; default: one other value"
-    )
+    negative: tuple[str, ...] | None = _optional("values that count as 0; default: one other value")
     any_negative: bool = setting(
         False, "whether all other values count as 0; of numbers, all other numbers"
     )
@@ -140,7 +134,7 @@ class NumericalField(Field, title="numerical field"):
         least=0,
         most=MAX_BINS,
     )
-    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    missing_values: tuple[str, ...] | None = _optional(_MISSING_VALUES)
     true_values: tuple[str, ...] = setting((), _SPELLINGS.format("1", "true"))
     false_values: tuple[str, ...] = setting((), _SPELLINGS.format("0", "false"))
     type: str = setting(
@@ -183,10 +177,8 @@ class CategoricalField(Field, title="categorical field"):
     frequency_limit: int = setting(
         1, "values in fewer training rows have no id of their own", least=1
     )
-    max_ids: int | None = setting(
-        None,
-        "number of values with ids of their own, the most frequent ones; default: all",
-        least=0,
+    max_ids: int | None = _optional(
+        "number of values with ids of their own, the most frequent ones; default: all", least=0
     )
     hash_buckets: int = setting(
         0,
@@ -195,24 +187,20 @@ class CategoricalField(Field, title="categorical field"):
         least=0,
         most=_MAX_BUCKETS,
     )
-    dictionary: str | None = setting(
-        None,
+    dictionary: str | None = _optional(
         "name of a dictionary that fields share, for which their counts are added up; default: one "
-        "of the field's own, or that of its table",
+        "of the field's own, or that of its table"
     )
-    table: str | None = setting(
-        None,
+    table: str | None = _optional(
         "name of an embedding table that fields share, with the dictionary of this name; default: "
-        "one of the field's own",
+        "one of the field's own"
     )
-    max_length: int | None = setting(
-        None,
+    max_length: int | None = _optional(
         "number of values to keep, which makes it a field of lists; default: one value a row",
         least=1,
         most=MAX_LENGTH,
     )
-    keep: str | None = setting(
-        None,
+    keep: str | None = _optional(
         "which values of a longer list to keep; all refuses longer lists; default: the last ones, "
         "or the first ones if they are not ordered",
         choices=("first", "last", "all"),
@@ -223,26 +211,23 @@ class CategoricalField(Field, title="categorical field"):
         "is cut, so that the order in the source has no effect: ids of frequent values come first, "
         "and id 0 last",
     )
-    weights: str | None = setting(
-        None, "column with a list of numbers, one for each value; default: none"
+    weights: str | None = _optional(
+        "column with a list of numbers, one for each value; default: none"
     )
-    pooling: str | None = setting(
-        None,
+    pooling: str | None = _optional(
         "how the rows that are looked up become one; attention weighs them by their relation to "
         "the candidate; default: that of the model's --pooling",
         choices=(*POOLINGS, ATTENTION),
     )
-    target: str | None = setting(
-        None,
+    target: str | None = _optional(
         "with attention, the field of the candidate: another field of the same table, with one "
-        "value a row",
+        "value a row"
     )
     separator: str = setting("|", "separator of the values in CSV")
-    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    missing_values: tuple[str, ...] | None = _optional(_MISSING_VALUES)
     true_values: tuple[str, ...] = setting((), _SPELLINGS.format("true", "true"))
     false_values: tuple[str, ...] = setting((), _SPELLINGS.format("false", "false"))
-    cardinality: int | None = setting(
-        None,
+    cardinality: int | None = _optional(
         "for the type id, number of rows of the table, greater than every id; default: the "
         "greatest id of all splits plus one",
         least=1,
@@ -320,19 +305,17 @@ class TimeField(Field, title="time"):
     """The column of times: timestamps, or text in ISO 8601."""
 
     column: str = setting(REQUIRED, "its name")
-    zone: str | None = setting(
-        None,
+    zone: str | None = _optional(
         "time zone of timestamps without one, such as UTC or Europe/Zurich; default: these are "
         "refused. A local time that occurs twice is the first one, and one that the clocks skip is "
-        "the last moment before",
+        "the last moment before"
     )
-    unit: str | None = setting(
-        None,
+    unit: str | None = _optional(
         "unit of numbers that count from 1970-01-01 in UTC; default: these are refused",
         choices=TIME_UNITS,
     )
-    format: str | None = setting(
-        None, "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
+    format: str | None = _optional(
+        "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
     )
 
     def _problems(self) -> Iterator[str]:
