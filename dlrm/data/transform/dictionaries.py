@@ -182,6 +182,8 @@ class Dictionary:
 
 def _mapped(path: Path, dtypes: Sequence[type], size: int | None = None) -> np.ndarray:
     """Maps an array of one dimension, of a given size unless it is None."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: missing")
     array = map_npy(path)
     if array.dtype not in dtypes or array.shape != (array.size if size is None else size,):
         raise ValueError(
