@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data.sources import native
-from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.serving.server.names import FACTS, KIND, RAW
@@ -34,7 +33,7 @@ def write_model(directory: Path, values: int) -> None:
     dictionaries = [
         np.unique(random.integers(0, 2**32, values, np.uint32)) for _ in range(NUM_CATEGORICAL)
     ]
-    transform = Transform.from_logs(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(1))
+    transform = Transform.from_logs(NUM_NUMERICAL, dictionaries, frequency_limit="1")
     transform.save(directory / "transform")
     facts = {
         "num_numerical": NUM_NUMERICAL,

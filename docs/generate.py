@@ -24,10 +24,11 @@ import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.api.training import SETTINGS
+from dlrm.data import choices
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.entries import FIELDS
-from dlrm.data.transform.fields import Label, TimeField
+from dlrm.data.transform.fields import CategoricalField, Cross, Label, NumericalField, TimeField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.data.transform.schema import Schema
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
 from dlrm.published.rows import DOCUMENTS, RULES, select
@@ -184,15 +185,18 @@ def transforms_page() -> str:
         "| transform | result for x | note |",
     ]
     parts.append("|---|---|---|")
-    for name, one in NUMERIC_TRANSFORMS.items():
-        parts.append(f"| `{name}` | {_cell(one.meaning)} | {_cell(_docstring(type(one)))} |")
+    for name, meaning in choices.NUMERIC_TRANSFORMS.items():
+        note = NUMERIC_TRANSFORMS[name].note
+        parts.append(f"| `{name}` | {_cell(meaning)} | {_cell(note)} |")
     return "\n".join(parts) + "\n"
 
 
 def schema_page() -> str:
     """Returns the page of the entries of `schema.yaml`."""
     parts = ["# Entries of schema.yaml\n", _STATE.format("schema's fields")]
-    kinds = {"label": Label, **FIELDS, "time": TimeField, "format": TextFormat}
+    kinds: dict[str, type] = {"schema.yaml": Schema, "label": Label, "numerical": NumericalField}
+    kinds |= {"categorical": CategoricalField, "crosses": Cross, "time": TimeField}
+    kinds["format"] = TextFormat
     for name, kind in kinds.items():
         parts.append(f"## {name}\n\n{_docstring(kind).splitlines()[0]}\n")
         parts.append("| entry | default | meaning |\n|---|---|---|")
@@ -200,8 +204,8 @@ def schema_page() -> str:
         for entry, own in settings_of(kind).items():
             default = defaults.get(entry)
             shown = "" if default in (None, ()) else str(default).lower() * (default is not False)
-            choices = f" (one of {', '.join(own.choices)})" if own.choices else ""
-            parts.append(f"| `{entry}` | {_code(shown)} | {_cell(own.help)}{choices} |")
+            names = f" (one of {', '.join(own.choices)})" if own.choices else ""
+            parts.append(f"| `{entry}` | {_code(shown)} | {_cell(own.help)}{names} |")
         parts.append("")
     return "\n".join(parts)
 

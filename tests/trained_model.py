@@ -12,7 +12,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.columns import read_hexadecimal
-from dlrm.data.transform.dictionaries import FrequencyLimit, count_values
+from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -70,9 +70,7 @@ def write_dataset(
     counts = [count_values(read_hexadecimal(column)[0]) for column in hashes]
     frequent = [count.take(count.counts >= LIMIT) for count in counts]
     dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in frequent]
-    transform = Transform.from_logs(
-        NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT)
-    )
+    transform = Transform.from_logs(NUM_NUMERICAL, dictionaries, frequency_limit=str(LIMIT))
     numerical, ids, _ = transform_texts(transform, columns[1:])
     labels = np.array([line[0] == "1" for line in lines])
     spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(rows))

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lists import Column, list_column, single
-from dlrm.data.transform.lookup import IdLookup, spread
+from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
@@ -99,7 +100,7 @@ def _batch(
         if texts is None:
             texts = pa.nulls(len(numbers), pa.large_binary())
         else:  # combinations may have equal texts, whose order is that of these hashes
-            keys = spread(keys)
+            keys = hash_u64(keys)
         for of_column, array in zip(arrays, (numbers, keys, texts, counts.counts), strict=True):
             of_column.append(array)
     values = [
@@ -193,7 +194,7 @@ class _Counted:
             "labels": dict(self._labels.most_common(_MOST_LABELS)),
             "ids": self._ids.tolist(),
             "times": self._times,
-            "sums": [sums.to_list() for sums in self._sums],
+            "sums": [astuple(sums) for sums in self._sums],
             "greatest": self._greatest,
             "nan": self._nan,
         }

@@ -19,7 +19,7 @@ from dlrm.data.transform.dictionaries import (
     open_dictionary,
     text_array,
 )
-from dlrm.data.transform.lookup import unspread
+from dlrm.data.transform.lookup import unhash_u64
 from dlrm.data.transform.numbers import Fitted, Sums, bin_edges
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import (
@@ -119,7 +119,7 @@ def _counts(batches: Iterator[pa.RecordBatch], place: int, distinct: list[int]) 
         kept = len(keys) - int(occurrences[-1] == 0)
         distinct[place] += kept + int(keys[kept:].sum())
         texts = batch.column(2).slice(0, kept)
-        values = unspread(keys[:kept]) if texts.null_count < kept else keys[:kept]
+        values = unhash_u64(keys[:kept]) if texts.null_count < kept else keys[:kept]
         yield Counts(values, occurrences[:kept], texts)
 
 
@@ -218,7 +218,7 @@ def fitted_numbers(schema: Schema, counted: Counted) -> list[Fitted]:
     bins = iter(counted.bins[len(schema.dictionaries()) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
-        total = sum((Sums.from_list(facts["sums"][i]) for facts in counted.facts), Sums())
+        total = sum((Sums(*facts["sums"][i]) for facts in counted.facts), Sums())
         found = next(bins) if field.fitted_bins else ()
         edges = [np.array([float.fromhex(value) for value in values]) for values in found]
         try:

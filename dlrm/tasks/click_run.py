@@ -16,7 +16,7 @@ from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.clicks.distilled import Distilled
-from dlrm.data.transform.difference import check_extends, compare_transforms
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
@@ -368,7 +368,7 @@ class _Opening:
             return
         allowed = self.values["allow_other_transform"]
         if self.begins and fitted and not allowed:
-            yield check_extends(self.known, fitted)
+            yield compare_transforms(self.known, fitted, False, "always", None, extended=True)
             return
         yield compare_transforms(
             self.known, fitted, allowed, self.values["verify_data"], self.values["allow_links"]

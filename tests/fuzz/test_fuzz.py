@@ -31,7 +31,7 @@ from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import parts_of_file
 from dlrm.data.tables.row_reader import RowReader
-from dlrm.data.transform.dictionaries import Identity
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
@@ -233,7 +233,7 @@ def fitted_table():
     schema = Schema(Label("y", "1"), (NumericalField("x"),), fields, ("?",))
     with tempfile.TemporaryDirectory() as folder:
         made = Transform(
-            schema, [Fitted(0.5, 2.0)], [Identity(2)], ["string"], ["0"], ["x", "c", "y"]
+            schema, [Fitted(0.5, 2.0)], [Dictionary.ids(2)], ["string"], ["0"], ["x", "c", "y"]
         )
         made.save(folder)
         return Path(folder, "transform.json").read_bytes()

@@ -12,7 +12,7 @@ import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import id_dtype
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.difference import check_extends
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs.options import LogOptions
@@ -261,9 +261,9 @@ def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two,
     extend(checkpoint, tmp_path / "2", 2)
     extend(tmp_path / "2", tmp_path / "3")
     later = Transform.load(tmp_path / "3/transform")
-    assert check_extends(checkpoint, tmp_path / "3") is None
+    assert compare_transforms(checkpoint, tmp_path / "3", extended=True) is None
     grown = changed_rows(read_saved(checkpoint), later.cardinalities)
     assert [table.rows for table in grown.tables] == later.cardinalities
     prepare(TEXTS, [tmp_path / "rows3.parquet"], tmp_path / "alone")
     with pytest.raises(ValueError, match="expected the transform of .* with further values"):
-        check_extends(checkpoint, tmp_path / "alone")
+        compare_transforms(checkpoint, tmp_path / "alone", extended=True)

@@ -7,7 +7,7 @@ import pytest
 from table_testing import dictionary_of
 from test_scorer import Asked, Tensor, raw
 
-from dlrm.data.transform.dictionaries import Identity
+from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
@@ -64,7 +64,9 @@ def test_a_model_whose_fields_must_have_values_is_read(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(facts))
     number = NumericalField("age", "none", required=True)
     schema = Schema(Label("y"), (number,), (CategoricalField("user", "id", cardinality=3),))
-    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)], ["string"]).save(tmp_path / "transform")
+    Transform(schema, [Fitted(0.0, 1.0)], [Dictionary.ids(2)], ["string"]).save(
+        tmp_path / "transform"
+    )
     write_manifest(tmp_path, KIND)
     ok, bad, worse = Reader(tmp_path, MAX_ROWS).read([raw("1\t2"), raw("1\t"), raw("\t2")])
     assert (ok.numerical.tolist(), ok.ids.tolist()) == ([[1.0]], [[2]])

@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from dlrm.data.clicks.names import field_names
 from dlrm.limits import check_features
@@ -71,7 +71,7 @@ class TextFormat:
         f"compression of text; {_OTHERWISE} that of each file's content",
         choices=COMPRESSIONS,
     )
-    chunk_rows: int = field(default=_CHUNK_ROWS, metadata={"in_schema": False})
+    chunk_rows: int = _CHUNK_ROWS
 
     def __post_init__(self) -> None:
         for name in ("delimiter", "quote", "escape"):

@@ -1,8 +1,10 @@
-"""Dictionaries: the values of a column that have ids, from their counts to a file."""
+"""Dictionaries: the values of a column that have ids, from their counts to files."""
 
 import os
+import re
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,101 +66,50 @@ def bytes_of_texts(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     if texts is None or not len(texts):
         return np.empty(0, np.int64), np.empty(0, np.uint8)
     _, offsets, data = texts.buffers()
-    places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return places[1:] - places[0], content[places[0] : places[-1]]
+    return ends[1:] - ends[0], content[ends[0] : ends[-1]]
 
 
-@dataclass(frozen=True)
-class FrequencyLimit:
-    """The minimum count of a value with an id of its own, which may differ between columns.
+def frequency_limits(text: str, num_numerical: int, num_categorical: int) -> tuple[int, ...]:
+    """Returns the minimum count of a value with an id in each categorical column.
 
-    Attributes:
-        default: limit of the columns that are not in `by_column`; 0 or 1 keeps everything.
-        by_column: categorical index, from 0 -> limit.
+    Columns are numbered as in a line whose label is 0, so that the first categorical one is
+    1 + num_numerical: 14 in Criteo's logs.
+
+    Args:
+        text: "15", "20:3" or "15,20:3": limits of all columns, by default 15, or of one; 0 or 1
+            keeps every value.
+
+    Raises:
+        ValueError: the text has another form, repeats a limit, or names another column.
     """
-
-    default: int = DEFAULT_FREQUENCY_LIMIT
-    by_column: dict[int, int] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str, num_numerical: int, num_categorical: int) -> "FrequencyLimit":
-        """Parses "15", "20:3" or "15,20:3": limits of all columns or of one.
-
-        Columns are numbered as in a line whose label is 0, so that the first categorical one is
-        1 + num_numerical: 14 in Criteo's logs.
-
-        Raises:
-            ValueError: the text has another form, repeats a limit, or names another column.
-        """
-        first = 1 + num_numerical
-        default: int | None = None
-        by_column: dict[int, int] = {}
-        for item in text.split(","):
-            numbers = item.split(":")
-            if len(numbers) > 2 or not all(n.strip().isdecimal() for n in numbers):
-                raise ValueError(
-                    f"frequency limit {text!r}: expected N or COLUMN:N, separated by commas, "
-                    f"got {item!r}"
-                )
-            limit = int(numbers[-1])
-            if len(numbers) == 1 and default is None:
-                default = limit
-                continue
-            column = int(numbers[0])
-            if len(numbers) == 1 or column - first in by_column:
-                raise ValueError(f"frequency limit {text!r}: {item!r} is the second of its kind")
-            if not first <= column < first + num_categorical:
-                raise ValueError(
-                    f"frequency limit {text!r}: column {column}: expected a categorical one, "
-                    f"{first} to {first + num_categorical - 1}"
-                )
-            by_column[column - first] = limit
-        return cls(DEFAULT_FREQUENCY_LIMIT if default is None else default, by_column)
-
-    def each(self, num_categorical: int) -> tuple[int, ...]:
-        """Returns the limit of every categorical column."""
-        return tuple(map(self.of, range(num_categorical)))
-
-    def of(self, index: int) -> int:
-        """Returns the limit of the categorical column with this index, from 0."""
-        return self.by_column.get(index, self.default)
+    first, last = 1 + num_numerical, num_numerical + num_categorical
+    columns, limits = range(first, last + 1), dict[int | None, int]()
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(?:(\d+)\s*:\s*)?(\d+)\s*", item)
+        column = int(match[1]) if match and match[1] else None
+        if match is None or column in limits or column not in (None, *columns):
+            raise ValueError(
+                f"frequency limit {text!r}: expected N or COLUMN:N, separated by commas, once for "
+                f"each categorical column, {first} to {last}, got {item!r}"
+            )
+        limits[column] = int(match[2])
+    return tuple(limits.get(column, limits.get(None, 15)) for column in columns)
 
 
 def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
-    """Creates a file of a dictionary and returns it as a mapped array to fill."""
+    """Creates a file of a dictionary and returns it as a mapped array to fill.
+
+    Raises:
+        OSError: the disk is full; a write to the map would then kill the process.
+    """
     if size == 0:
         write_array(path, np.empty(0, dtype))
         return np.empty(0, dtype)
     dictionary = np.lib.format.open_memmap(path, "w+", dtype, (size,))
-    reserve(path)
-    return dictionary
-
-
-def reserve(path: Path) -> None:
-    """Reserves the space of a mapped file: a write to a full disk would kill the process.
-
-    Raises:
-        OSError: the disk is full.
-    """
     with open(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    try:
-        return map_npy(path)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: missing") from error
-
-
-def load_dictionary(path: Path, size: int) -> np.ndarray:
-    dictionary = _mapped(path)
-    if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
-        raise ValueError(
-            f"{path}: expected {size} numbers of type uint32 or uint64, got shape "
-            f"{list(dictionary.shape)} of type {dictionary.dtype}"
-        )
     return dictionary
 
 
@@ -173,22 +124,31 @@ class Dictionary:
 
     Attributes:
         keys: uint64, of the values with the ids 1, 2, ...: the integers themselves, or hashes of
-            texts.
+            texts; none if values are ids.
         texts: uint8, the concatenated texts; None for numbers.
         ends: int64, the end of each text.
         kind: the type of its fields, as in `CategoricalField`.
+        greatest: the greatest id, if values are ids.
     """
 
     keys: np.ndarray
     texts: np.ndarray | None = None
     ends: np.ndarray | None = None
     kind: str = "integer"
+    greatest: int = 0
+
+    @classmethod
+    def ids(cls, greatest: int) -> "Dictionary":
+        """Returns the dictionary of a field of the type "id", whose values are its ids."""
+        return cls(np.empty(0, np.uint32), kind="id", greatest=greatest)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self.greatest if self.kind == "id" else len(self.keys)
 
     def value(self, id: int) -> str | int:
         """Returns the value that has an id."""
+        if self.kind == "id":
+            return id
         if self.kind == "hexadecimal":
             return f"{int(self.keys[id - 1]):08x}"
         if self.texts is None or self.ends is None:
@@ -201,56 +161,34 @@ class Dictionary:
         return [self.value(id) for id in range(1, len(self) + 1)]
 
     @classmethod
-    def load(cls, directory: Path, place: int, size: int, kind: str) -> "Dictionary":
-        """Maps the files of dictionary `place` of a transform.
+    def load(cls, directory: Path, index: int, size: int, kind: str) -> "Dictionary":
+        """Maps the files of a dictionary of a transform.
 
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
         if kind == "id":
-            return Identity(size)
-        keys = load_dictionary(directory / f"dictionary_{place}.npy", size)
+            return cls.ids(size)
+        keys = _mapped(directory / f"dictionary_{index}.npy", (np.uint32, np.uint64), size)
         if kind != "string":
             return cls(keys, kind=kind)
-        path = directory / f"ends_{place}.npy"
-        ends = load_array(path, np.dtype(np.int64))
-        texts = load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
-        if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
-            raise ValueError(
-                f"{path}: expected {size} ends, the last {len(texts)}, got {len(ends)}"
-            )
+        path = directory / f"ends_{index}.npy"
+        ends = _mapped(path, (np.int64,), size)
+        texts = _mapped(directory / f"texts_{index}.npy", (np.uint8,))
+        if size and (ends[-1] != len(texts) or ends[0] < 0):
+            raise ValueError(f"{path}: expected {len(texts)} at its end, got {ends[-1]}")
         return cls(keys, texts, ends, kind)
 
 
-class Identity(Dictionary):
-    """The ids of a field of the type "id", which are its values; it has no files.
-
-    Args:
-        size: the greatest id.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(np.empty(0, np.uint32), kind="id")
-        object.__setattr__(self, "_size", size)
-
-    def __len__(self) -> int:
-        return self._size  # type: ignore[attr-defined]
-
-    def value(self, id: int) -> int:
-        """Returns the id."""
-        return id
-
-
-def load_array(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Maps an array of a transform, of one dimension.
-
-    Raises:
-        FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
-    """
-    array = _mapped(path)
-    if array.ndim != 1 or array.dtype != dtype:
+def _mapped(path: Path, dtypes: Sequence[type], size: int | None = None) -> np.ndarray:
+    """Maps an array of one dimension, of a given size unless it is None."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: missing")
+    array = map_npy(path)
+    if array.dtype not in dtypes or array.shape != (array.size if size is None else size,):
         raise ValueError(
-            f"{path}: expected one dimension of type {dtype}, got shape {list(array.shape)} of "
+            f"{path}: expected {'' if size is None else f'{size} '}numbers of type "
+            f"{' or '.join(dtype.__name__ for dtype in dtypes)}, got shape {list(array.shape)} of "
             f"type {array.dtype}"
         )
     return array
@@ -258,7 +196,7 @@ def load_array(path: Path, dtype: np.dtype) -> np.ndarray:
 
 def arrays_of(dictionary: Dictionary, index: int) -> dict[str, np.ndarray]:
     """Returns the arrays of a dictionary, by the names of their files."""
-    if isinstance(dictionary, Identity):
+    if dictionary.kind == "id":
         return {}
     arrays = {f"dictionary_{index}.npy": dictionary.keys}
     if dictionary.texts is not None and dictionary.ends is not None:

@@ -14,12 +14,13 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief
 
-_OF_TEXTS = ("true_values", "false_values")
-_ENTRIES = (
-    *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
-    "target",
-)
-_BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
+_ENTRIES = {  # of a field, which determine what becomes of its values
+    "numerical": ("transform", "true_values", "false_values"),
+    "categorical": (
+        *("type", "hash_buckets", "table", "max_length", "kept", "ordered", "weights", "pooling"),
+        *("target", "true_values", "false_values"),
+    ),
+}
 
 
 def compare_transforms(
@@ -27,12 +28,11 @@ def compare_transforms(
     dataset: str | os.PathLike | None,
     allowed: bool = False,
     verify_data: str = "first",
-    allow_links: bool = False,
+    allow_links: bool | None = False,
     source_kind: str = "checkpoint",
+    extended: bool = False,
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
-
-    Dictionaries with equal checksums are not read.
 
     Args:
         dataset: the dataset to use it with; None is data without files.
@@ -41,6 +41,8 @@ def compare_transforms(
         allow_links: whether the dataset's files may be symbolic links that lead out of it.
         source_kind: kind of `checkpoint` in its manifest; `layout.KIND` if the model has no
             transform of its own and uses that of a dataset.
+        extended: whether the dataset's dictionaries may have further values at their ends, so that
+            every id of the checkpoint means the same.
 
     Returns:
         A line about what could not be compared or differs by permission, or None.
@@ -51,15 +53,25 @@ def compare_transforms(
     """
     model = _load(Path(checkpoint), source_kind, "always", None)
     here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data, allow_links)
-    if model is None:
+    if model is None and (here is None or not extended):
         return None
-    if dataset is None or here is None:
-        return _nothing_tells(dataset, checkpoint, dataset)
-    if (shown := _difference(model, here)) is None:
+    if model is None or here is None:
+        without = checkpoint if model is None else dataset or "the data"
+        return (
+            f"note: {without} has no fitted transform, so nothing tells whether the ids and "
+            f"numbers of {dataset or 'the data'} mean what they do for {checkpoint}"
+        )
+    if (difference := _difference(model, here, extended)) is None:
         return None
+    if extended:
+        raise ValueError(
+            f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
+            f"its dictionaries, got another one: {difference}. Trained rows and weights would get "
+            "other values; train a new model on this dataset"
+        )
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
-        return f"note: {differ} ({shown}); --allow_other_transform continues"
+        return f"note: {differ} ({difference}); --allow_other_transform continues"
     advice = "--allow_other_transform continues where the tables have the same sizes"
     inputs = [(side.num_numerical, side.num_categorical) for side in (model, here)]
     if inputs[0] != inputs[1]:
@@ -67,62 +79,24 @@ def compare_transforms(
             "A model takes the fields that it was trained on, in their order: prepare the rows "
             "with the schema of its training data, or train a new model"
         )
-    raise ValueError(f"{differ}, so the same ids and numbers mean other values: {shown}. {advice}")
-
-
-def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
-    """Checks that a dataset's transform is a checkpoint's with further values in its dictionaries.
-
-    Then every id of the checkpoint means the same in the dataset, and new values have new ids.
-
-    Returns:
-        A line about a transform that is missing, so that nothing could be compared; None if both or
-        none are there.
-
-    Raises:
-        ValueError: an old id has another value, or anything but the ends of dictionaries differs,
-            or a file is damaged; the message names fields, ids and both values.
-        FileNotFoundError: a file of a transform is missing.
-    """
-    model = _load(Path(checkpoint), "checkpoint", "always", None)
-    here = _load(Path(dataset), layout.KIND, "always", None)
-    if model is None or here is None:
-        without = checkpoint if model is None else dataset
-        return None if model is here else _nothing_tells(without, checkpoint, dataset)
-    if shown := _difference(model, here, extended=True):
-        raise ValueError(
-            f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
-            f"its dictionaries, got another one: {shown}. Trained rows and weights would get other "
-            "values; train a new model on this dataset"
-        )
-    return None
-
-
-def _nothing_tells(
-    without: str | os.PathLike | None, checkpoint: str | os.PathLike, dataset: object
-) -> str:
-    return (
-        f"note: {without or 'the data'} has no fitted transform, so nothing tells whether the ids "
-        f"and numbers of {dataset or 'the data'} mean what they do for {checkpoint}"
+    raise ValueError(
+        f"{differ}, so the same ids and numbers mean other values: {difference}. {advice}"
     )
 
 
-def _load(
-    directory: Path, kind: str, verify_data: str, allow_links: bool | None
-) -> Transform | None:
+def _load(directory: Path, kind: str, verify: str, allow_links: bool | None) -> Transform | None:
     """Reads `transform/` as listed in its manifest, or returns None if there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
-    Verifier(directory, kind, verify_data, allow_links).check_names(layout.TRANSFORM)
+    Verifier(directory, kind, verify, allow_links).check_names(layout.TRANSFORM)
     return Transform.load(folder)
 
 
-def _difference(model: Transform, here: Transform, extended: bool = False) -> str | None:
+def _difference(model: Transform, here: Transform, extended: bool) -> str | None:
     """Returns the first entry, or value of a dictionary, in which transforms differ.
 
-    Args:
-        extended: whether dictionaries may be longer here.
+    Dictionaries with equal checksums are not read.
     """
     sides = [_entries(side, extended) for side in (model, here)]
     for name in dict.fromkeys([*sides[0], *sides[1]]):
@@ -130,10 +104,9 @@ def _difference(model: Transform, here: Transform, extended: bool = False) -> st
         if values[0] != values[1]:
             return f"{name}: {brief(values[0])} for the model and {brief(values[1])} here"
     checksums = model.checksums(), here.checksums()
-    pairs = zip(model.fields, model.dictionary_of, here.dictionary_of, strict=True)
-    for field, number, place in pairs:
-        theirs, ours = model.dictionaries[number], here.dictionaries[place]
-        if checksums[0][number] == checksums[1][place] and len(theirs) == len(ours):
+    for field, i, j in zip(model.fields, model.dictionary_of, here.dictionary_of, strict=True):
+        theirs, ours = model.dictionaries[i], here.dictionaries[j]
+        if checksums[0][i] == checksums[1][j] and len(theirs) == len(ours):
             continue
         grows = extended and not field.hash_buckets
         if (shown := _other_value(theirs, ours, grows)) is not None:
@@ -144,58 +117,46 @@ def _difference(model: Transform, here: Transform, extended: bool = False) -> st
 
 
 def _entries(side: Transform, extended: bool) -> dict[str, Any]:
-    """Returns what a transform makes of values, besides its dictionaries, as JSON."""
-    schema, columns = side.schema, side.schema.numerical
-    entries: dict[str, Any] = {
-        "label": [schema.label.column, *schema.label.positives],
-        **{f"numerical {i}": field.column for i, field in enumerate(columns)},
-        **{f"categorical {i}": name for i, name in enumerate(schema.categorical_names)},
-        **{f"cross {cross.column}": list(cross.fields) for cross in schema.crosses},
-    }
+    """Returns what a transform makes of values, besides its dictionaries: JSON by entry."""
+    schema = side.schema
+    entries: dict[str, Any] = {"label": [schema.label.column, *schema.label.positives]}
+    fields: dict[str, Any] = {"numerical": schema.numerical, "categorical": side.fields}
+    for kind, own in fields.items():
+        entries |= {f"{kind} {i}": field.column for i, field in enumerate(own)}
+    entries |= {f"cross {cross.column}": list(cross.fields) for cross in schema.crosses}
     if extended:  # the model's scores are corrected for its share
         entries["keep_negatives"] = side.keep_negatives
-    for field, fitted in zip(columns, side.numerical, strict=True):
-        facts = {name: getattr(field, name) for name in ("transform", *_OF_TEXTS)}
-        facts |= {"missing_values": schema.missing_of(field)}
-        facts |= {"mean": fitted.mean, "deviation": fitted.deviation}
-        facts |= {"edges": fitted.edges.tolist()} if field.rule.bins else {}
-        place = _named("numerical", field.column)
-        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
-    for feature in side.fields:
-        facts = {name: getattr(feature, name) for name in (*_ENTRIES, *_OF_TEXTS)}
-        facts |= {"missing_values": schema.missing_of(feature)}
-        place = _named("categorical", feature.column)
-        entries |= {f"{place}: {name}": fact for name, fact in facts.items()}
-    return {
-        name: sorted(set(fact)) if isinstance(fact, tuple) else fact
-        for name, fact in entries.items()
-    }
+    for kind, own in fields.items():
+        for i, field in enumerate(own):
+            facts = {name: getattr(field, name) for name in _ENTRIES[kind]}
+            facts["missing_values"] = schema.missing_of(field)
+            if kind == "numerical":
+                facts |= {name: getattr(side.numerical[i], name) for name in ("mean", "deviation")}
+                facts |= {"edges": side.numerical[i].edges.tolist()} if field.rule.bins else {}
+            for name, fact in facts.items():
+                fact = sorted({*fact}) if isinstance(fact, tuple) else fact
+                entries[f"{_named(kind, field.column)}: {name}"] = fact
+    return entries
 
 
 def _named(kind: str, column: str) -> str:
     """Returns the name of a field in messages; those of logs begin with their kind."""
-    return column if column.startswith(f"{kind} ") else f"{kind} {column}"
+    return f"{kind} {column.removeprefix(f'{kind} ')}"
 
 
 def _other_value(model: Dictionary, here: Dictionary, grows: bool) -> str | None:
     """Returns the first id with different values; one that `grows` may have more of them here."""
     common, longest = sorted([len(model), len(here)])
-    for begin in range(0, common, _BLOCK):
-        end = min(begin + _BLOCK, common)
-        unequal = model.keys[begin:end] != here.keys[begin:end]
-        if unequal.any():
-            place = begin + int(unequal.argmax())
-            break
-    else:
-        if common == longest or (grows and len(here) == longest):
-            return None
-        place = common
-    shown = [_shown(side, place) for side in (model, here)]
-    return f"id {place + 1} is {shown[0]} for the model and {shown[1]} here"
+    unequal = model.keys[:common] != here.keys[:common]
+    index = int(unequal.argmax()) if unequal.any() else common
+    if index == common and (common == longest or (grows and len(here) == longest)):
+        return None
+    shown = [_shown(side, index + 1) for side in (model, here)]
+    return f"id {index + 1} is {shown[0]} for the model and {shown[1]} here"
 
 
-def _shown(dictionary: Dictionary, place: int) -> str:
-    if place >= len(dictionary):
+def _shown(dictionary: Dictionary, id: int) -> str:
+    if id > len(dictionary):
         return "no value"
-    value = dictionary.value(place + 1)
+    value = dictionary.value(id)
     return str(value) if dictionary.kind == "hexadecimal" else repr(value)

@@ -1,10 +1,15 @@
-"""Fields of a schema: the label, numbers, categories and times, and those derived from others."""
+"""Fields of a schema: the label, numbers, categories, crosses and times.
+
+A field describes its entries by `setting`, from which reading, checks and reference page follow;
+`_problems` yields what rules over several entries refuse.
+"""
 
 import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks import layout
@@ -14,58 +19,71 @@ from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
 from dlrm.settings import REQUIRED, setting, settings_of
 
-NUMERICAL_TYPES = ("number", "decimal")
-CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
-KEEP = ("first", "last", "all")
 MAX_BINS = 256
 _MAX_BUCKETS = 1 << 30
+_optional = partial(setting, None)
 # Entries of list fields only.
 _OF_LISTS = ("keep", "ordered", "weights", "pooling", "target", "separator")
 _OF_DICTIONARIES = (  # entries of fields whose values get ids
     *("frequency_limit", "max_ids", "hash_buckets", "dictionary"),
     *("missing_values", "true_values", "false_values"),
 )
-_NO_SEPARATORS = '"\r\n\0'
+
+
+class Field:
+    """A field of a schema, which is checked when it is made; messages begin with its title."""
+
+    _title: ClassVar[str]
+
+    def __init_subclass__(cls, title: str) -> None:
+        cls._title = title
+
+    def __post_init__(self: Any) -> None:
+        for problem in itertools.chain(self._refused_settings(), self._problems()):
+            raise ValueError(f"{self._title} {self.column}: {problem}")
+
+    def _refused_settings(self) -> Iterator[str]:
+        for name, described in settings_of(type(self)).items():
+            if not described.takes(value := getattr(self, name)):
+                yield f"{name}: expected {described.expected}, got {brief(value)}"
+
+    def _given(self: Any, names: Collection[str], problem: str) -> Iterator[str]:
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                yield f"{field.name}: {problem}"
 
 
 @dataclass(frozen=True)
-class Cross:
+class Cross(Field, title="cross"):
     """A categorical field whose values are the combinations of values of other fields."""
 
     fields: tuple[str, ...] = setting(
         REQUIRED, "columns of two or more categorical fields, with one value a row"
     )
-    name: str | None = setting(None, "name of the field; default: the columns, joined by _x_")
+    name: str | None = _optional("name of the field; default: the columns, joined by _x_")
     buckets: int = setting(
         0,
         "number of ids, chosen by hash, that combinations without an id of their own share; 0 "
         "gives them id 0, which is that of rows with a missing value",
     )
-    frequency_limit: int | None = setting(
-        None,
-        "combinations in at least this many training rows have ids of their own; default: none has",
+    frequency_limit: int | None = _optional(
+        "combinations in at least this many training rows have ids of their own; default: none has"
     )
-    max_ids: int | None = setting(
-        None,
-        "number of combinations with ids of their own, the most frequent ones; default: all",
+    max_ids: int | None = _optional(
+        "number of combinations with ids of their own, the most frequent ones; default: all"
     )
 
-    def __post_init__(self) -> None:
-        where = f"cross {self.column}"
+    def _problems(self) -> Iterator[str]:
         if len(self.fields) < 2 or len(set(self.fields)) < len(self.fields):
-            raise ValueError(
-                f"{where}: fields: expected two or more different ones, got "
-                f"{brief(list(self.fields))}"
+            yield f"fields: expected two or more different ones, got {brief(list(self.fields))}"
+        if self.frequency_limit is None and self.buckets < 1:
+            yield (
+                f"buckets: expected 1 or more, or a frequency_limit, got {self.buckets}; add "
+                "`buckets: 100000` or `frequency_limit: 15`"
             )
-        if self.frequency_limit is None:
-            if self.buckets < 1:
-                raise ValueError(
-                    f"{where}: buckets: expected 1 or more, or a frequency_limit, got "
-                    f"{self.buckets}; add `buckets: 100000` or `frequency_limit: 15`"
-                )
-            if self.max_ids is not None:
-                raise ValueError(f"{where}: max_ids: expected a frequency_limit too, got none")
+        if self.frequency_limit is None and self.max_ids is not None:
+            yield "max_ids: expected a frequency_limit too, got none"
 
     @property
     def column(self) -> str:
@@ -74,43 +92,28 @@ class Cross:
 
 
 @dataclass(frozen=True)
-class Label:
+class Label(Field, title="label"):
     """The column of labels."""
 
     column: str = setting(REQUIRED, "its name")
-    positive: str | tuple[str, ...] | None = setting(
-        None,
-        "the value that counts as 1, or several; default: labels are 0 and 1, or false and true",
+    positive: str | tuple[str, ...] | None = _optional(
+        "the value that counts as 1, or several; default: labels are 0 and 1, or false and true"
     )
-    negative: tuple[str, ...] | None = setting(
-        None, "values that count as 0; default: one other value"
-    )
+    negative: tuple[str, ...] | None = _optional("values that count as 0; default: one other value")
     any_negative: bool = setting(
         False, "whether all other values count as 0; of numbers, all other numbers"
     )
 
-    def __post_init__(self) -> None:
+    def _problems(self) -> Iterator[str]:
         if self.positive == ():
-            raise ValueError(f"label {self.column}: positive: expected one value or more, got none")
-        if both := sorted(set(self.positives) & set(self.negative or ())):
-            raise ValueError(
-                f"label {self.column}: expected values that count as 1 or as 0, got {both[0]!r} as "
-                "both"
-            )
+            yield "positive: expected one value or more, got none"
+        for text in sorted(set(self.positives) & set(self.negative or ())):
+            yield f"expected values that count as 1 or as 0, got {text!r} as both"
 
     @property
     def positives(self) -> tuple[str, ...]:
         """Returns the values that count as 1; none if labels are 0 and 1."""
-        if isinstance(self.positive, str):
-            return (self.positive,)
-        return self.positive or ()
-
-
-def _check_entries(where: str, field: Any) -> None:
-    """Raises ValueError for an entry that its setting does not take."""
-    for name, described in settings_of(type(field)).items():
-        if not described.takes(value := getattr(field, name)):
-            raise ValueError(f"{where}: {name}: expected {described.expected}, got {brief(value)}")
+        return (self.positive,) if isinstance(self.positive, str) else self.positive or ()
 
 
 _MISSING_VALUES = "texts that mean missing, besides empty ones; default: those of the schema"
@@ -118,7 +121,7 @@ _SPELLINGS = "texts that mean {}, besides `{}` in lower case, in upper case and 
 
 
 @dataclass(frozen=True)
-class NumericalField:
+class NumericalField(Field, title="numerical field"):
     """A column of numbers."""
 
     column: str = setting(REQUIRED, "its name")
@@ -131,24 +134,22 @@ class NumericalField:
         least=0,
         most=MAX_BINS,
     )
-    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    missing_values: tuple[str, ...] | None = _optional(_MISSING_VALUES)
     true_values: tuple[str, ...] = setting((), _SPELLINGS.format("1", "true"))
     false_values: tuple[str, ...] = setting((), _SPELLINGS.format("0", "false"))
     type: str = setting(
         "number",
         "decimal is an integer of up to 18 digits, as logs have them",
-        choices=NUMERICAL_TYPES,
+        choices=("number", "decimal"),
     )
     required: bool = setting(False, "whether a row without a number is a bad one")
 
-    def __post_init__(self) -> None:
-        where = f"numerical field {self.column}"
-        _check_entries(where, self)
+    def _problems(self) -> Iterator[str]:
         if self.type != "number" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
+            yield f"true_values: expected the type number, got {self.type}"
         if self.bins == 1:
-            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got 1")
-        _check_spellings(where, self)
+            yield f"bins: expected 0, or 2 to {MAX_BINS}, got 1"
+        yield from _spelled_twice(self)
 
     @property
     def rule(self) -> NumericTransform:
@@ -162,7 +163,7 @@ class NumericalField:
 
 
 @dataclass(frozen=True)
-class CategoricalField:
+class CategoricalField(Field, title="categorical field"):
     """A column of values, or of lists of them, each with a row of an embedding table."""
 
     column: str = setting(REQUIRED, "its name")
@@ -171,15 +172,13 @@ class CategoricalField:
         "string is text without surrounding blanks, integer has 64 bits, hexadecimal has up to 16 "
         "digits, of which zeros at the beginning mean nothing; of id, values are the ids "
         "themselves, from 0, and every row must have one",
-        choices=CATEGORICAL_TYPES,
+        choices=("string", "integer", "hexadecimal", "id"),
     )
     frequency_limit: int = setting(
         1, "values in fewer training rows have no id of their own", least=1
     )
-    max_ids: int | None = setting(
-        None,
-        "number of values with ids of their own, the most frequent ones; default: all",
-        least=0,
+    max_ids: int | None = _optional(
+        "number of values with ids of their own, the most frequent ones; default: all", least=0
     )
     hash_buckets: int = setting(
         0,
@@ -188,27 +187,23 @@ class CategoricalField:
         least=0,
         most=_MAX_BUCKETS,
     )
-    dictionary: str | None = setting(
-        None,
+    dictionary: str | None = _optional(
         "name of a dictionary that fields share, for which their counts are added up; default: one "
-        "of the field's own, or that of its table",
+        "of the field's own, or that of its table"
     )
-    table: str | None = setting(
-        None,
+    table: str | None = _optional(
         "name of an embedding table that fields share, with the dictionary of this name; default: "
-        "one of the field's own",
+        "one of the field's own"
     )
-    max_length: int | None = setting(
-        None,
+    max_length: int | None = _optional(
         "number of values to keep, which makes it a field of lists; default: one value a row",
         least=1,
         most=MAX_LENGTH,
     )
-    keep: str | None = setting(
-        None,
+    keep: str | None = _optional(
         "which values of a longer list to keep; all refuses longer lists; default: the last ones, "
         "or the first ones if they are not ordered",
-        choices=KEEP,
+        choices=("first", "last", "all"),
     )
     ordered: bool = setting(
         True,
@@ -216,97 +211,75 @@ class CategoricalField:
         "is cut, so that the order in the source has no effect: ids of frequent values come first, "
         "and id 0 last",
     )
-    weights: str | None = setting(
-        None, "column with a list of numbers, one for each value; default: none"
+    weights: str | None = _optional(
+        "column with a list of numbers, one for each value; default: none"
     )
-    pooling: str | None = setting(
-        None,
+    pooling: str | None = _optional(
         "how the rows that are looked up become one; attention weighs them by their relation to "
         "the candidate; default: that of the model's --pooling",
         choices=(*POOLINGS, ATTENTION),
     )
-    target: str | None = setting(
-        None,
+    target: str | None = _optional(
         "with attention, the field of the candidate: another field of the same table, with one "
-        "value a row",
+        "value a row"
     )
     separator: str = setting("|", "separator of the values in CSV")
-    missing_values: tuple[str, ...] | None = setting(None, _MISSING_VALUES)
+    missing_values: tuple[str, ...] | None = _optional(_MISSING_VALUES)
     true_values: tuple[str, ...] = setting((), _SPELLINGS.format("true", "true"))
     false_values: tuple[str, ...] = setting((), _SPELLINGS.format("false", "false"))
-    cardinality: int | None = setting(
-        None,
+    cardinality: int | None = _optional(
         "for the type id, number of rows of the table, greater than every id; default: the "
         "greatest id of all splits plus one",
         least=1,
         most=layout.MAX_CARDINALITY,
     )
 
-    def __post_init__(self) -> None:
-        where = f"categorical field {self.column}"
-        _check_entries(where, self)
-        _check_spellings(where, self)
+    def _problems(self) -> Iterator[str]:
+        yield from _spelled_twice(self)
         if self.type == "id":
-            why = "expected a type other than id, whose values are kept as they are"
-            self._check_defaults(where, _OF_DICTIONARIES, why)
+            problem = "expected a type other than id, whose values are kept as they are"
+            yield from self._given(_OF_DICTIONARIES, problem)
         elif self.cardinality is not None:
-            raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
+            yield f"cardinality: expected the type id, got {self.type}"
         for name in ("table", "dictionary"):
             if getattr(self, name) == "":
-                raise ValueError(f"{where}: {name}: expected a name, got ''")
+                yield f"{name}: expected a name, got ''"
         if self.table is not None and self.dictionary is not None:
-            raise ValueError(
-                f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
-                f"share the dictionary of that name, got {self.dictionary!r}"
+            yield (
+                f"dictionary: expected none beside table {self.table!r}, whose fields share the "
+                f"dictionary of that name, got {self.dictionary!r}"
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type string or integer")
+            yield "true_values: expected the type string or integer"
         if self.max_ids == 0 and not self.hash_buckets:
-            raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
-        self._check_list(where)
-
-    def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
-        for field in fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                raise ValueError(f"{where}: {field.name}: {why}")
-
-    def _check_list(self, where: str) -> None:
-        if self.max_length is None:
-            why = "expected max_length too, which makes a field one of lists, got none"
-            self._check_defaults(where, _OF_LISTS, why)
+            yield "max_ids 0: expected hash_buckets, as no value has an id"
+        if self.max_length is not None:
+            yield from self._problems_of_lists()
             return
-        if len(self.separator) != 1 or self.separator in _NO_SEPARATORS:
-            raise ValueError(
-                f"{where}: separator: expected one character, and no quote or end of a line, got "
+        problem = "expected max_length too, which makes a field one of lists, got none"
+        yield from self._given(_OF_LISTS, problem)
+
+    def _problems_of_lists(self) -> Iterator[str]:
+        if len(self.separator) != 1 or self.separator in '"\r\n\0':
+            yield (
+                "separator: expected one character, and no quote or end of a line, got "
                 f"{brief(self.separator)}"
             )
-        if self.pooling == ATTENTION:
-            self._check_attended(where)
-        elif self.target is not None:
-            raise ValueError(
-                f"{where}: target: expected pooling: attention beside it, got "
-                f"{self.pooling or 'none'}"
+        if self.pooling != ATTENTION and self.target is not None:
+            got = self.pooling or "none"
+            yield f"target: expected pooling: attention beside it, got {got}"
+        given = self.target is not None and self.table is not None and self.ordered
+        if self.pooling == ATTENTION and not given:
+            yield (
+                "pooling: attention: expected a target, the candidate's field, table: NAME here "
+                "and there, so that list and candidate share a table, and an ordered list, got "
+                f"target: {self.target or 'none'}, table: {self.table or 'none'}, ordered: "
+                f"{str(self.ordered).lower()}"
             )
         if self.keep == "last" and not self.ordered:
-            raise ValueError(
-                f"{where}: keep: expected first or all, as ordered is false, got last, which are "
-                "the rarest values"
-            )
-
-    def _check_attended(self, where: str) -> None:
-        if self.target is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected a target, the candidate's field, got none"
-            )
-        if not self.ordered:
-            raise ValueError(
-                f"{where}: pooling: attention: expected an ordered list, got ordered: false; leave "
-                "ordered out, or write pooling: sum or mean"
-            )
-        if self.table is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected table: NAME here and at {self.target}, so "
-                "that list and candidate share a table, got none"
+            yield (
+                "keep: expected first or all, as ordered is false, got last, which are the rarest "
+                "values"
             )
 
     @property
@@ -328,34 +301,30 @@ class CategoricalField:
 
 
 @dataclass(frozen=True)
-class TimeField:
+class TimeField(Field, title="time"):
     """The column of times: timestamps, or text in ISO 8601."""
 
     column: str = setting(REQUIRED, "its name")
-    zone: str | None = setting(
-        None,
+    zone: str | None = _optional(
         "time zone of timestamps without one, such as UTC or Europe/Zurich; default: these are "
         "refused. A local time that occurs twice is the first one, and one that the clocks skip is "
-        "the last moment before",
+        "the last moment before"
     )
-    unit: str | None = setting(
-        None,
+    unit: str | None = _optional(
         "unit of numbers that count from 1970-01-01 in UTC; default: these are refused",
         choices=TIME_UNITS,
     )
-    format: str | None = setting(
-        None, "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
+    format: str | None = _optional(
+        "form of times in text, as `datetime.strptime` takes it; default: ISO 8601"
     )
 
-    def __post_init__(self) -> None:
-        _check_entries(f"time {self.column}", self)
-        if self.format is not None and not set(_DAYS) & set(_DIRECTIVE.findall(self.format)):
-            raise ValueError(
-                f"time {self.column}: format: expected directives such as %d/%m/%Y %H:%M, got "
-                f"{brief(self.format)}"
-            )
+    def _problems(self) -> Iterator[str]:
+        directives = re.findall("%([A-Za-z%])", self.format or "%d")
+        if not set("djcxsDF").intersection(directives):  # of days
+            got = brief(self.format)
+            yield f"format: expected directives such as %d/%m/%Y %H:%M, got {got}"
         if self.format is not None and self.unit is not None:
-            raise ValueError(f"time {self.column}: expected a unit or a format, got both")
+            yield "expected a unit or a format, got both"
 
     def check_zone(self) -> None:
         """Raises ValueError if this machine does not know the time zone."""
@@ -368,23 +337,13 @@ class TimeField:
             ) from None
 
 
-_DIRECTIVE = re.compile(r"%([A-Za-z%])")
-_DAYS = "djcxsDF"  # directives of which a format has at least one
-
-
-def _check_spellings(where: str, field: Any) -> None:
-    """Raises ValueError if a text means two of true, false and missing in a field."""
-    said = {name: set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS}
-    for one, other in itertools.combinations(_MEANINGS, 2):
-        if both := sorted(said[one] & said[other]):
-            got = f"{one} and {other}" if other == "missing" else "both"
-            raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
+def _spelled_twice(field: NumericalField | CategoricalField) -> Iterator[str]:
+    """Yields messages about texts that mean two of true, false and missing."""
+    own = {"true": {*field.true_values}, "false": {*field.false_values}}
+    for meaning, texts in own.items():
+        for text in sorted(texts.intersection(field.missing_values or ())):
+            yield f"expected one meaning of {text!r}, got {meaning} and missing"
     for text, meaning in SPELLINGS.items():
-        if text in said[_OPPOSITES[meaning]]:
-            raise ValueError(
-                f"{where}: {_OPPOSITES[meaning]}_values: expected no {text!r}, which means "
-                f"{meaning}"
-            )
-
-
-_MEANINGS, _OPPOSITES = ("true", "false", "missing"), {"true": "false", "false": "true"}
+        own[meaning].add(text)
+    for text in sorted(own["true"] & own["false"]):
+        yield f"expected one meaning of {text!r}, got true and false"

@@ -5,9 +5,9 @@ A line is a label, integers and hexadecimal hashes, with tabs between them.
 
 from functools import cache
 
+from dlrm.data.choices import CRITEO_TRANSFORMS
 from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources.text_format import NONE, TextFormat
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.limits import check_features
 
@@ -30,7 +30,7 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
         expected = ", ".join(CRITEO_TRANSFORMS)
         raise ValueError(f"numeric transform {rule!r}: expected one of {expected}")
     check_features("num_numerical", num_numerical)
-    transform = CRITEO_TRANSFORMS[rule].name
+    transform = CRITEO_TRANSFORMS[rule]
     numerical, categorical = field_names(num_numerical, len(frequency_limits))
     columns = (LABEL, *numerical, *categorical)
     return Schema(
@@ -44,17 +44,11 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
     )
 
 
-def rule_of(schema: Schema) -> str:
-    """Returns the transform of the integers of a log, one of `CRITEO_TRANSFORMS`."""
-    rules = {field.transform for field in schema.numerical}
-    names = (name for name, rule in CRITEO_TRANSFORMS.items() if {rule.name} == rules)
-    return next(names, "readme")
-
-
 def is_log(schema: Schema) -> bool:
     """Returns whether a schema is that of logs, without further fields or options."""
     limits = tuple(field.frequency_limit for field in schema.categorical)
-    numerical = len(schema.numerical)
-    if schema.format is None or len(schema.format.columns) != 1 + numerical + len(limits):
+    transforms = {field.transform for field in schema.numerical}
+    rule = next((name for name, own in CRITEO_TRANSFORMS.items() if {own} >= transforms), None)
+    if schema.format is None or rule is None:
         return False
-    return schema == log_schema(numerical, limits, rule_of(schema))
+    return schema == log_schema(len(schema.numerical), limits, rule)

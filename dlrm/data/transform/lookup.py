@@ -14,17 +14,17 @@ from dlrm.mapped_files import map_file
 
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
-_ENTRIES_PER_PLACE = 2
+_ENTRIES_PER_PREFIX = 2
 _ENTRIES_AT_ONCE = 1 << 20
 _SORTED_AT_ONCE = 1 << 21  # numbers of a dictionary, of 60 bytes each while they are sorted
 
 
-def spread(keys: np.ndarray) -> np.ndarray:
+def hash_u64(keys: np.ndarray) -> np.ndarray:
     """Returns evenly distributed 64-bit hashes of numbers; the mapping is one-to-one."""
     return keys.astype(np.uint64) * _HASH_FACTOR
 
 
-def unspread(hashes: np.ndarray) -> np.ndarray:
+def unhash_u64(hashes: np.ndarray) -> np.ndarray:
     """Returns the numbers that have these hashes."""
     return hashes * _INVERSE
 
@@ -39,7 +39,7 @@ class IdLookup(_Arrays):
     """Ids of a dictionary's numbers, sorted by a hash of the numbers.
 
     Attributes:
-        hashes: `spread` of the numbers, ascending.
+        hashes: `hash_u64` of the numbers, ascending.
         ids: ids of these numbers, in `layout.id_dtype` of the table.
         directory: int64 `[2**k + 1]`: the first index of hashes whose first k bits are 0, 1, ...
 
@@ -62,22 +62,17 @@ class IdLookup(_Arrays):
     @classmethod
     def from_dictionary(cls, dictionary: np.ndarray) -> "IdLookup":
         """Makes the lookup of a dictionary whose number k has the id 1 + k."""
-        hashes = spread(np.asarray(dictionary))
+        hashes = hash_u64(np.asarray(dictionary))
         order = np.argsort(hashes)
         hashes = hashes[order]
         ids = (order + 1).astype(layout.id_dtype(len(dictionary) + 1))
-        return cls(hashes, ids, lookup_directory(hashes))
+        return cls(hashes, ids, np.concatenate([*_directory_parts(hashes)]))
 
     @classmethod
     def load(cls, directory: str | os.PathLike, index: int, id_dtype: np.dtype) -> "IdLookup":
-        """Maps what `write` wrote; see `paths`."""
-        dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
-        return cls(
-            *(
-                map_file(path, dtype)
-                for path, dtype in zip(cls.paths(directory, index), dtypes, strict=True)
-            )
-        )
+        """Maps what `write` wrote."""
+        dtypes = (np.uint64, id_dtype, np.int64)
+        return cls(*map(map_file, cls.paths(directory, index), dtypes))
 
     @classmethod
     def write(cls, dictionary: np.ndarray, directory: str | os.PathLike, index: int) -> None:
@@ -88,15 +83,14 @@ class IdLookup(_Arrays):
             for hashes, ids in _sorted_parts(dictionary):
                 hashes_file.write(hashes.data)
                 ids_file.write(ids.astype(dtype).data)
-        hashes = map_file(hashes_path, np.dtype(np.uint64))
         with open(directory_path, "wb") as file:
-            for part in directory_parts(hashes):
+            for part in _directory_parts(map_file(hashes_path, np.uint64)):
                 file.write(part.data)
 
     @staticmethod
     def paths(directory: str | os.PathLike, index: int) -> list[Path]:
         """Returns the files of a column: hashes, ids and directory, without headers."""
-        return [Path(directory, f"{name}_{index}") for name in ("hashes", "ids", "directory")]
+        return [Path(directory, f"{name}_{index}") for name in _Arrays._fields]
 
     def __call__(self, numbers: Parsed) -> np.ndarray:
         """Returns the ids of a column; 0 for a number that is missing or has no id."""
@@ -105,11 +99,10 @@ class IdLookup(_Arrays):
             return native.host.look_up(np.ascontiguousarray(values, np.uint64), missing, *self)
         if not len(self.hashes):
             return np.zeros(len(values), self.ids.dtype)
-        hashes = spread(values)
-        places = np.searchsorted(self.hashes, hashes)
-        np.minimum(places, len(self.hashes) - 1, out=places)
-        known = (self.hashes[places] == hashes) & ~missing
-        return np.where(known, self.ids[places], self.ids.dtype.type(0))
+        hashes = hash_u64(values)
+        rows = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        known = (self.hashes[rows] == hashes) & ~missing
+        return np.where(known, self.ids[rows], self.ids.dtype.type(0))
 
 
 def _sorted_parts(dictionary: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -119,26 +112,20 @@ def _sorted_parts(dictionary: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
         first, last = (((part + end) << 64) // parts - end for end in (0, 1))
         hashes, ids = [], []
         for begin in range(0, len(dictionary), _ENTRIES_AT_ONCE):
-            found = spread(dictionary[begin : begin + _ENTRIES_AT_ONCE])
-            chosen = np.flatnonzero((found >= np.uint64(first)) & (found <= np.uint64(last)))
-            hashes.append(found[chosen])
+            every = hash_u64(dictionary[begin : begin + _ENTRIES_AT_ONCE])
+            chosen = np.flatnonzero((every >= np.uint64(first)) & (every <= np.uint64(last)))
+            hashes.append(every[chosen])
             ids.append(chosen + (begin + 1))
         joined = np.concatenate(hashes)
         order = np.argsort(joined)
         yield joined[order], np.concatenate(ids)[order]
 
 
-def lookup_directory(hashes: np.ndarray) -> np.ndarray:
-    """Returns the directory of `IdLookup` for ascending hashes."""
-    return np.concatenate(list(directory_parts(hashes)))
-
-
-def directory_parts(hashes: np.ndarray) -> Iterator[np.ndarray]:
+def _directory_parts(hashes: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the directory of `IdLookup` for ascending hashes, some entries at a time."""
-    bits = max(len(hashes) // _ENTRIES_PER_PLACE, 1).bit_length() - 1
+    bits = max(len(hashes) // _ENTRIES_PER_PREFIX, 1).bit_length() - 1
     yield np.zeros(1, np.int64)
     for begin in range(1, 1 << bits, _ENTRIES_AT_ONCE):
-        end = min(begin + _ENTRIES_AT_ONCE, 1 << bits)
-        edges = np.arange(begin, end, dtype=np.uint64) << np.uint64(64 - bits)
-        yield np.searchsorted(hashes, edges).astype(np.int64)
+        prefixes = np.arange(begin, min(begin + _ENTRIES_AT_ONCE, 1 << bits), dtype=np.uint64)
+        yield np.searchsorted(hashes, prefixes << np.uint64(64 - bits)).astype(np.int64)
     yield np.array([len(hashes)], np.int64)

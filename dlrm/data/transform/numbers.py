@@ -1,20 +1,17 @@
 """Statistics of columns of numbers: sums and quantiles that do not depend on order.
 
-Statistics that tasks fit on parts of the rows are summed exactly, so that the same rows give the
-same bytes however they were divided.
+Sums over parts of the rows are exact, so that the same rows give the same bytes however they were
+divided.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.documents import brief
-
-_EXPONENTS = 2200  # of float64: -1074 to 1024, and the rest from rounding a product
-_LOWEST = -1130
+_LOWEST = -1130  # no float64 has a smaller exponent less its 53 bits
 _ROUNDING = 8 * np.finfo(np.float64).eps  # spread of a constant column, relative to its values
 _SPLITTER = float((1 << 27) + 1)  # Veltkamp's, for halves of 26 bits
 _LARGEST = 1e150  # whose square is finite, and that of its inverse exact
@@ -34,41 +31,14 @@ class Fitted(NamedTuple):
     edges: np.ndarray = np.empty(0)
     shares: np.ndarray = np.empty(0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as JSON values, exact."""
-        return {
-            "mean": self.mean.hex(),
-            "deviation": self.deviation.hex(),
-            "edges": [edge.hex() for edge in self.edges.tolist()],
-            "shares": [share.hex() for share in self.shares.tolist()],
-        }
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> "Fitted":
-        """Returns statistics from the result of `facts`.
-
-        Raises:
-            ValueError: they are not the statistics of a column.
-        """
-        mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
-        edges, shares = (
-            np.array([float.fromhex(value) for value in facts[name]])
-            for name in ("edges", "shares")
-        )
-        finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
-        if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
-            raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
-        return cls(mean, deviation, edges, shares)
-
 
 @dataclass
 class Sums:
-    """Exact sums of numbers and of their squares; adding is associative.
+    """Exact sums of numbers and of their squares, JSON values all; adding is associative.
 
     Attributes:
-        count: number of summands.
-        least, greatest: extremes of them.
-        values, squares: exact sums, in units of 2**_LOWEST.
+        count, least, greatest: number and extremes of the summands.
+        values, squares: exact sums, in units of 2**_LOWEST, unless numbers are too large.
     """
 
     count: int = 0
@@ -76,7 +46,6 @@ class Sums:
     greatest: float = float("-inf")
     values: int = 0
     squares: int = 0
-    overflow: bool = field(default=False)
 
     @classmethod
     def from_values(cls, values: np.ndarray) -> "Sums":
@@ -84,9 +53,8 @@ class Sums:
         if not len(values):
             return cls()
         least, greatest = float(values.min()), float(values.max())
-        size = max(abs(least), abs(greatest))
-        if size > _LARGEST or 0 < size < 1 / _LARGEST:
-            return cls(len(values), least, greatest, overflow=True)
+        if max(abs(least), abs(greatest)) > _LARGEST:
+            return cls(len(values), least, greatest)
         squares = values * values
         halves = _SPLITTER * values
         high = halves - (halves - values)
@@ -102,20 +70,7 @@ class Sums:
             max(self.greatest, other.greatest),
             self.values + other.values,
             self.squares + other.squares,
-            self.overflow or other.overflow,
         )
-
-    def to_list(self) -> list[Any]:
-        """Returns the sums as JSON values."""
-        ends = [self.least.hex(), self.greatest.hex()] if self.count else ["inf", "-inf"]
-        return [self.count, *ends, hex(self.values), hex(self.squares), self.overflow]
-
-    @classmethod
-    def from_list(cls, facts: Sequence[Any]) -> "Sums":
-        """Returns sums from the result of `facts`."""
-        count, least, greatest, values, squares, overflow = facts
-        ends = float.fromhex(least), float.fromhex(greatest)
-        return cls(count, *ends, int(values, 16), int(squares, 16), overflow)
 
     def scale(self) -> tuple[float, float]:
         """Returns mean and standard deviation, rounded once.
@@ -128,48 +83,37 @@ class Sums:
         size = max(abs(self.least), abs(self.greatest))
         if self.greatest - self.least <= _ROUNDING * size:
             return self.least, max(size, 1.0)  # rounding errors are no deviation to divide by
-        if self.overflow:
+        if not 1 / _LARGEST <= size <= _LARGEST:
             raise OverflowError(
                 f"its standard deviation is beyond float64 (values up to {size:g}); choose "
                 "the transform log, or scale the column"
             )
         unit = Fraction(2) ** _LOWEST
         mean = self.values * unit / self.count
-        variance = self.squares * unit / self.count - mean * mean
-        deviation = _square_root(variance)
-        if not deviation > 0:
-            return self.least, max(size, 1.0)
-        return float(mean), deviation
+        deviation = _square_root(self.squares * unit / self.count - mean * mean)
+        return (float(mean), deviation) if deviation > 0 else (self.least, max(size, 1.0))
 
 
 def _exact_sum(values: np.ndarray) -> int:
     """Returns the exact sum of finite float64 numbers in units of 2**_LOWEST."""
     mantissas, exponents = np.frexp(values)
     whole = np.ldexp(mantissas, 53).astype(np.int64)  # value = whole * 2**(exponent - 53)
-    places = exponents.astype(np.int64) - 53 - _LOWEST
-    assert not len(places) or (places.min() >= 0 and places.max() < _EXPONENTS), "tiny products"
-    high, low = whole >> 27, whole & ((1 << 27) - 1)
+    shifts = exponents.astype(np.int64) - 53 - _LOWEST
     total = 0
     for begin in range(0, len(values), 1 << 25):  # so that float64 sums of 27 bits are exact
         part = slice(begin, begin + (1 << 25))
-        for bits, halves in ((27, high), (0, low)):
-            sums = np.bincount(places[part], weights=halves[part].astype(np.float64))
-            for place in np.flatnonzero(sums).tolist():
-                total += int(sums[place]) << (place + bits)
+        for bits, halves in ((27, whole[part] >> 27), (0, whole[part] & ((1 << 27) - 1))):
+            sums = np.bincount(shifts[part], halves)
+            total += sum(int(sums[n]) << (n + bits) for n in np.flatnonzero(sums).tolist())
     return total
 
 
 def _square_root(value: Fraction) -> float:
-    """Returns the square root of a fraction, to the precision of float64."""
-    if value <= 0:
-        return 0.0
-    shift = 2 * ((value.denominator.bit_length() - value.numerator.bit_length()) // 2 + 64)
-    from math import isqrt
-
-    scaled = (
-        value.numerator << shift if shift >= 0 else value.numerator >> -shift
-    ) // value.denominator
-    return float(Fraction(isqrt(scaled)) / Fraction(2) ** (shift // 2))
+    """Returns the square root of a fraction, of which 64 bits are exact; 0 below it."""
+    numerator, denominator = max(value, Fraction(0)).as_integer_ratio()
+    shift = 64 + (denominator.bit_length() - numerator.bit_length()) // 2
+    scaled = (numerator << max(2 * shift, 0)) // (denominator << max(-2 * shift, 0))
+    return math.ldexp(math.isqrt(scaled), -shift)
 
 
 def ordered(values: np.ndarray) -> np.ndarray:
@@ -193,8 +137,7 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
     distinct values; by the former alone, a column that is mostly 0 would have one bin.
 
     Args:
-        keys: ascending `ordered` keys of the distinct values.
-        counts: occurrences of each.
+        keys, counts: ascending `ordered` keys of the distinct values, and their occurrences.
         bins: maximum number of bins.
 
     Returns:
@@ -208,10 +151,9 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
     inner = bins - 1
     by_value = np.searchsorted(np.cumsum(counts), _quantiles(-(-inner // 2)) * total, "left")
     by_distinct = (_quantiles(inner // 2) * len(keys)).astype(np.int64)
-    places = np.unique(np.concatenate([[0], by_value, by_distinct, [len(keys) - 1]]))
-    places = np.minimum(places, len(keys) - 1)
-    shares = (below[places] + counts[places] / 2) / total
-    return unordered(keys[places]), shares
+    chosen = np.concatenate([[0], by_value, by_distinct, [len(keys) - 1]])
+    chosen = np.unique(np.minimum(chosen, len(keys) - 1))
+    return unordered(keys[chosen]), (below[chosen] + counts[chosen] / 2) / total
 
 
 def _quantiles(count: int) -> np.ndarray:

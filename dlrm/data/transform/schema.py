@@ -2,27 +2,13 @@
 
     version: 1
     label: {column: income, positive: ">50K"}
-    format: {delimiter: ";", encoding: latin-1}      # of CSV; see `TextFormat`
-    missing_values: ["?"]                            # in fields without their own
     numerical:
       - age                                        # standardized
       - {column: capital_gain, transform: log, bins: 48, missing_values: ["NA"]}
     categorical:
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
-      - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
-      - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
-      - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
-      - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
-      - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
-    crosses:
-      - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
-    weight: sample_weight
-    groups: [user]
-    time: {column: logged_at, zone: UTC}
-
-A column may be numerical and categorical: a model then has its number, called `<column>_number`,
-and an embedding of its value.
+      - {column: tags, max_length: 50, separator: ";"}  # a list a row
 
 A user writes a schema; preprocessing makes a `Transform` of it and of the training rows.
 Criteo's logs need no file: `--schema criteo` is built in.
@@ -30,28 +16,23 @@ Criteo's logs need no file: `--schema criteo` is built in.
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.entries import FIELDS, field_of, format_of, made_of, without_defaults
-from dlrm.data.transform.fields import (
-    CategoricalField,
-    Cross,
-    Label,
-    NumericalField,
-    TimeField,
-)
+from dlrm.data.transform.entries import read_map, without_defaults
+from dlrm.data.transform.fields import CategoricalField, Cross, Label, NumericalField, TimeField
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
 from dlrm.remote.copies import Copies, output_at
+from dlrm.settings import REQUIRED, setting
 
 VERSION = 1
-_LINE_ENDS = frozenset("\x85\u2028\u2029")  # besides those of ASCII
+_BY_LINE = ("numerical", "categorical", "crosses")  # sections with a line for each field
 _LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
 
 
@@ -59,148 +40,119 @@ _LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
 class Schema:
     """The meaning of a table's columns; other columns are ignored.
 
-    Attributes:
-        label: the column to predict.
-        numerical: fields of numbers, in the order of the model's inputs.
-        categorical: fields with a table each, unless fields share one, in that order.
-        missing_values: texts that mean "missing" besides empty ones, in fields without their own. A
-            number such as "-999" stands for that number in numerical fields and columns of
-            integers, and "nan" for NaN.
-        weight: column of sample weights; None for none.
-        groups: columns that metrics are grouped by, such as a user or a query.
-        time: time at which a row was logged; None for none.
-        crosses: further categorical fields, of combinations of values.
-        format: the format of CSV; None is a comma, or a tab in `.tsv`, and quotes.
+    Its attributes are the [entries of schema.yaml](schema.md).
 
     Raises:
         ValueError: fields cannot be combined; the message names them.
     """
 
-    label: Label
-    numerical: tuple[NumericalField, ...] = ()
-    categorical: tuple[CategoricalField, ...] = ()
-    missing_values: tuple[str, ...] = ()
-    weight: str | None = None
-    groups: tuple[str, ...] = ()
-    time: TimeField | None = None
-    crosses: tuple[Cross, ...] = ()
-    format: TextFormat | None = None
+    label: Label = setting(REQUIRED, "the column to predict")
+    numerical: tuple[NumericalField, ...] = setting(
+        (), "fields of numbers, in the order of the model's inputs"
+    )
+    categorical: tuple[CategoricalField, ...] = setting(
+        (), "fields with a table each, unless fields share one, in that order"
+    )
+    missing_values: tuple[str, ...] = setting(
+        (),
+        "texts that mean missing besides empty ones, in fields without their own; a number such as "
+        '"-999" stands for that number in numerical fields and columns of integers, and "nan" for '
+        "NaN",
+    )
+    weight: str | None = setting(None, "column of sample weights; default: none")
+    groups: tuple[str, ...] = setting(
+        (), "columns that metrics are grouped by, such as a user or a query"
+    )
+    time: TimeField | None = setting(None, "time at which a row was logged; default: none")
+    crosses: tuple[Cross, ...] = setting(
+        (), "further categorical fields, of combinations of values"
+    )
+    format: TextFormat | None = setting(
+        None, "the format of CSV; default: a comma, or a tab in .tsv, and quotes"
+    )
 
     def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise ValueError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if not self.numerical and not self.categorical:
-            raise ValueError("numerical, categorical: expected one field or more, got none")
+            yield "numerical, categorical: expected one field or more, got none"
         check_features("number of numerical fields:", len(self.numerical))
         check_features("number of categorical fields:", len(self.categorical_features))
-        self._check_columns()
+        yield from self._problems_of_names()
         if repeated := _repeated(self.groups):
-            raise ValueError(f"groups: columns named twice: {', '.join(repeated)}")
+            yield f"groups: columns named twice: {', '.join(repeated)}"
         for name in self.groups:
             if "/" in name or "\0" in name or len(name.encode()) > _LONGEST_GROUP:
-                raise ValueError(
-                    f"groups: expected columns that can name files of a dataset, got {brief(name)}"
+                shown = brief(name)
+                yield f"groups: expected columns that can name files of a dataset, got {shown}"
+        for cross in self.crosses:
+            for got in filter(None, map(self._described, cross.fields)):
+                yield (
+                    f"cross {cross.column}: fields: expected categorical fields with one value a "
+                    f"row, got {got}"
                 )
-        self._check_crosses()
-        self._check_shared()
-        self._check_targets()
+        for fields in self.dictionaries().values():
+            for field in fields[1:]:
+                yield from _disagreements(fields[0], field)
+        yield from self._problems_of_targets()
 
-    def _check_columns(self) -> None:
-        """Checks that a column is used once, or by one numerical and one categorical field."""
+    def _problems_of_names(self) -> Iterator[str]:
+        """A column is used once, or by one numerical and one categorical field."""
         numerical = [field.column for field in self.numerical]
         single = [field.column for field in self.categorical if field.max_length is None]
-        lists = [field.column for field in self.categorical if field.max_length is not None]
-        lists += [self.label.column, *(f.weights for f in self.categorical if f.weights)]
-        repeated = {*_repeated([*numerical, *lists]), *_repeated([*single, *lists])}
-        if repeated:
-            raise ValueError(f"columns used twice: {', '.join(sorted(repeated))}")
-        for field, name in zip(self.numerical, self.numerical_names, strict=True):
-            if name != field.column and name in self.columns:
-                raise ValueError(
-                    f"columns used twice: {field.column}, whose number would be called {name}, "
-                    "which is another column"
-                )
+        others = [field.column for field in self.categorical if field.max_length is not None]
+        others += [self.label.column, *(f.weights for f in self.categorical if f.weights)]
+        if repeated := {*_repeated([*numerical, *others]), *_repeated([*single, *others])}:
+            yield f"columns used twice: {', '.join(sorted(repeated))}"
+        if self.weight == self.label.column:
+            yield f"weight: expected another column than the label, got {self.weight}"
+        names = [*self.columns]
+        pairs = zip(numerical, self.numerical_names, strict=True)
+        derived = [(f"the number of {own}", name) for own, name in pairs if name != own]
+        derived += [(f"cross {cross.column}", cross.column) for cross in self.crosses]
+        for owner, name in derived:
+            if name in names:
+                yield f"{owner}: expected a name that no other column or field has, got {name}"
+            names.append(name)
 
-    def _check_crosses(self) -> None:
-        """Checks that crosses are of fields without lists, and that names are unique."""
-        lists = {field.column: field.max_length is not None for field in self.categorical}
-        for cross in self.crosses:
-            for name in cross.fields:
-                if lists.get(name, True):
-                    got = f"list field {name}" if name in lists else self._shown(name)
-                    raise ValueError(
-                        f"cross {cross.column}: fields: expected categorical fields with one value "
-                        f"a row, got {got}"
-                    )
-        taken = [*self.columns, *self.numerical_names]
-        for name in (cross.column for cross in self.crosses):
-            if name in taken:
-                raise ValueError(
-                    f"cross {name}: name: expected one that no other column or field has, got "
-                    f"{name}"
-                )
-            taken.append(name)
-
-    def _shown(self, name: str) -> str:
-        """Describes a column that a cross cannot use."""
-        if name == self.label.column:
-            return f"the label {name}"
-        numerical = {field.column for field in self.numerical}
-        return f"numerical field {name}" if name in numerical else brief(name)
-
-    def _check_shared(self) -> None:
-        """Checks that fields of a shared dictionary agree on the type and numbering of values."""
-        for fields_of in self.dictionaries().values():
-            first = fields_of[0]
-            names = ["type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"]
-            for field in fields_of[1:]:
-                for name in names:
-                    ours, theirs = getattr(field, name), getattr(first, name)
-                    if ours != theirs:
-                        kind = "dictionary" if field.table is None else "table"
-                        there, here = ("none" if one is None else one for one in (theirs, ours))
-                        fix = f"leave {name} out" if theirs is None else f"write {name}: {theirs}"
-                        raise ValueError(
-                            f"categorical field {field.column}: {name}: expected {there}, as of "
-                            f"{first.column}, which shares {kind} {first.shared!r}, got {here}; "
-                            f"{fix} at {field.column}, or change {first.column}"
-                        )
-
-    def _check_targets(self) -> None:
-        """Checks that the candidates of attended lists are fields of the same table."""
+    def _problems_of_targets(self) -> Iterator[str]:
         by_name = {field.column: field for field in self.categorical}
         for field in self.categorical:
-            if field.target is None:
+            where, target = f"categorical field {field.column}: target: expected", field.target
+            if target is None:
                 continue
-            where = f"categorical field {field.column}: target"
-            found = by_name.get(field.target)
-            if found is None:
-                raise ValueError(
-                    f"{where}: expected a categorical field, got {self._shown(field.target)}"
+            if (got := self._described(target)) is not None:
+                yield f"{where} a categorical field with one value a row, got {got}"
+            elif (table := by_name[target].table) != field.table:
+                has = "a table of its own" if table is None else f"table {table!r}"
+                yield (
+                    f"{where} a field of table {field.table!r}, got {target}, which has {has}; "
+                    f"write table: {field.table} at {target}"
                 )
-            if found.max_length is not None:
-                raise ValueError(
-                    f"{where}: expected a field with one value a row, got list field {found.column}"
-                )
-            if found.table != field.table:
-                table = "a table of its own" if found.table is None else f"table {found.table!r}"
-                raise ValueError(
-                    f"{where}: expected a field of table {field.table!r}, got {found.column}, "
-                    f"which has {table}; write table: {field.table} at {found.column}"
-                )
+
+    def _described(self, name: str) -> str | None:
+        """Describes a column, unless it is a categorical field with one value a row."""
+        for field in self.categorical:
+            if field.column == name:
+                return None if field.max_length is None else f"list field {name}"
+        if name == self.label.column:
+            return f"the label {name}"
+        is_number = any(field.column == name for field in self.numerical)
+        return f"numerical field {name}" if is_number else brief(name)
 
     @cached_property
     def marked(self) -> dict[str, Collection[str]]:
         """Returns the columns of numbers that have marks in text, with their missing values."""
         if self.format is None or not self.format.has_marks:
             return {}
-        found: dict[str, Collection[str]] = {
-            field.column: self.missing_of(field) for field in self.numerical
-        }
+        marked: dict[str, Collection[str]] = {f.column: self.missing_of(f) for f in self.numerical}
         for field in self.categorical:
-            if field.type == "integer":
-                found[field.column] = self.missing_of(field)
-            if field.weights:
-                found[field.weights] = self.missing_of(field)
-        return found
+            names = [field.column] if field.type == "integer" else []
+            names += [field.weights] if field.weights else []
+            marked |= dict.fromkeys(names, self.missing_of(field))
+        return marked
 
     def plain_cell(self, name: str, cell: str) -> str:
         """Returns a cell of text whose numbers, if any, have no marks: 1234.5 for 1.234,5."""
@@ -288,8 +240,8 @@ class Schema:
             OSError: it cannot be written.
             ValueError: `path` is a URI of an unknown scheme.
         """
-        with output_at(path, "path") as place:
-            write_atomically(place, self.text())
+        with output_at(path, "path") as local:
+            write_atomically(local, self.text())
 
     def text(self, comments: Mapping[str, str] | None = None) -> str:
         """Returns the schema as YAML, one line per field.
@@ -297,31 +249,18 @@ class Schema:
         Args:
             comments: a line of text, without control characters, for the columns that have one.
         """
-        import yaml
 
-        comments = comments or {}
-
-        def flow(value: Any) -> str:
-            plain = not _LINE_ENDS.intersection(
-                json.dumps(value, ensure_ascii=False)
-            )  # YAML folds them
-            text = yaml.safe_dump(
-                value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=1 << 20
-            )
-            return text.removesuffix("\n").removesuffix("\n...")
-
-        def noted(line: str, value: Any) -> str:
+        def line(start: str, value: Any) -> str:
             column = value.get("column") if isinstance(value, dict) else value
-            comment = comments.get(column) if isinstance(column, str) else None
-            return f"{line}  # {comment}" if comment else line
+            comment = (comments or {}).get(column) if isinstance(column, str) else None
+            return f"{start}{_yaml(value)}" + (f"  # {comment}" if comment else "")
 
         lines = []
         for name, value in self.to_dict().items():
-            if name in FIELDS:
-                lines.append(f"{name}:")
-                lines += [noted(f"  - {flow(field)}", field) for field in value]
+            if name in _BY_LINE:
+                lines += [f"{name}:", *(line("  - ", field) for field in value)]
             else:
-                lines.append(noted(f"{name}: {flow(value)}", value))
+                lines.append(line(f"{name}: ", value))
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -333,19 +272,14 @@ class Schema:
             ValueError: it is not a schema; the message names the file, the field and the value.
         """
         with Copies() as copies:
-            return cls._load(copies.path_of(path, "path"))
-
-    @classmethod
-    def _load(cls, path: Path) -> "Schema":
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: no such schema (--schema)")
-        try:
-            return cls.from_dict(read_yaml(path))
-        except ValueError as error:
-            message = str(error)
-            raise ValueError(
-                message if message.startswith(str(path)) else f"{path}: {message}"
-            ) from None
+            local = copies.path_of(path, "path")
+            if not local.exists():
+                raise FileNotFoundError(f"{local}: no such schema (--schema)")
+            facts = read_yaml(local)
+            try:
+                return cls.from_dict(facts)
+            except ValueError as error:
+                raise ValueError(f"{local}: {error}") from None
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "Schema":
@@ -357,27 +291,33 @@ class Schema:
         facts = dict(facts)
         if (version := facts.pop("version", VERSION)) != VERSION:
             raise ValueError(f"version: expected {VERSION}, got {brief(version)}")
-        if "label" not in facts:
-            raise ValueError("label: expected {column: NAME}, got none")
-        for name in ("lists", "sequences"):
-            if name in facts:
-                raise ValueError(
-                    f"{name}: expected fields of lists under categorical, with max_length"
-                )
-        made: dict[str, Any] = {}
-        kinds = {"label": Label, "time": TimeField}
-        for name, value in facts.items():
-            if name == "format":
-                made[name] = None if value is None else format_of(value)
-            elif name in kinds:
-                made[name] = None if value is None else field_of(kinds[name], name, value)
-            elif name in FIELDS:
-                if not isinstance(value, list):
-                    raise ValueError(f"{name}: expected a list of fields, got {brief(value)}")
-                made[name] = tuple(field_of(FIELDS[name], name, item) for item in value)
-            else:
-                made[name] = value
-        return made_of(cls, "", made)
+        return read_map(cls, "", facts)
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    folded = {*"\x85\u2028\u2029"}  # ends of lines besides those of ASCII
+    plain = folded.isdisjoint(json.dumps(value, ensure_ascii=False))
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=1 << 20
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _disagreements(first: CategoricalField, field: CategoricalField) -> Iterator[str]:
+    """Fields that share a dictionary agree on the type and numbering of values."""
+    for name in ("type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"):
+        expected, got = getattr(first, name), getattr(field, name)
+        if got != expected:
+            shared = "dictionary" if field.table is None else "table"
+            fix = f"leave {name} out" if expected is None else f"write {name}: {expected}"
+            yield (
+                f"categorical field {field.column}: {name}: expected "
+                f"{'none' if expected is None else expected}, as of {first.column}, which shares "
+                f"{shared} {first.shared!r}, got {'none' if got is None else got}; {fix} at "
+                f"{field.column}, or change {first.column}"
+            )
 
 
 def _field_of_cross(cross: Cross) -> CategoricalField:
@@ -391,5 +331,5 @@ def _field_of_cross(cross: Cross) -> CategoricalField:
     return CategoricalField(cross.column, "string", *limits, cross.buckets)
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
-    return sorted({name for name in names if list(names).count(name) > 1})
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, number in Counter(names).items() if number > 1)

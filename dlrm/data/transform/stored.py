@@ -9,10 +9,13 @@ ends_<i>.npy        the end of each string
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.data.transform.dictionaries import Dictionary
+import numpy as np
+
+from dlrm.data.transform.dictionaries import Dictionary, arrays_of
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief, read_json
@@ -21,7 +24,6 @@ from dlrm.files import write_atomically
 if TYPE_CHECKING:
     from dlrm.data.transform.transform import Transform
 
-FACTS = "transform.json"
 _VERSION = 1
 
 
@@ -32,7 +34,7 @@ def digest(directory: Path) -> str:
 
 def facts_file(directory: Path) -> Path:
     """Returns the file that is written last; its presence shows that a transform is whole."""
-    return directory / FACTS
+    return directory / "transform.json"
 
 
 def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]]) -> None:
@@ -40,7 +42,10 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
     facts = {
         "version": _VERSION,
         "schema": transform.schema.to_dict(),
-        "numerical": [statistics.to_dict() for statistics in transform.numerical],
+        "numerical": [
+            {name: _hexadecimal(value) for name, value in fitted._asdict().items()}
+            for fitted in transform.numerical
+        ],
         "dictionaries": [
             {"size": len(dictionary), "crc32": crc}
             for dictionary, crc in zip(transform.dictionaries, crcs, strict=True)
@@ -51,7 +56,7 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         "types": list(transform.types),
     }
     text = json.dumps(facts, indent=1, ensure_ascii=False)
-    write_atomically(directory / FACTS, f"{text}\n")
+    write_atomically(facts_file(directory), f"{text}\n")
 
 
 def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
@@ -66,48 +71,55 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
         raise FileNotFoundError(f"{path}: no such file, so {directory} is no fitted transform")
     try:
         facts = read_json(path)
-        if facts["version"] != _VERSION:
-            raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
-        return make(**_read(directory, facts))
+        if (version := facts.pop("version")) != _VERSION:
+            raise ValueError(f"expected version {_VERSION}, got {brief(version)}")
+        return make(**_arguments(directory, facts), directory=directory)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if str(error).startswith(str(directory)):
             raise
         raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
 
 
-def _read(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def _arguments(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     schema = Schema.from_dict(facts["schema"])
-    numerical = [Fitted.from_dict(statistics) for statistics in facts["numerical"]]
-    types = [fields[0].type for fields in schema.dictionaries().values()]
-    dictionaries = [
-        Dictionary.load(directory, place, entry["size"], kind)
-        for place, (entry, kind) in enumerate(zip(facts["dictionaries"], types, strict=True))
-    ]
-    if len(numerical) != (expected := len(schema.numerical)):
-        raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
-    value_types = texts_in(facts["types"])
-    if len(value_types) != len(schema.categorical):
-        raise ValueError(f"{len(value_types)} types of {len(schema.categorical)} fields")
-    crcs = [entry["crc32"] for entry in facts["dictionaries"]]
-    for kind, crc in zip(types, crcs, strict=True):
-        length = {"string": 3, "id": 0}.get(kind, 1)
-        if not isinstance(crc, list) or len(crc) != length:
-            raise ValueError(f"expected {length} checksums, got {brief(crc)}")
-    return {
+    dictionaries, crcs = [], []
+    shared = schema.dictionaries().values()
+    for i, (entry, (field, *_)) in enumerate(zip(facts["dictionaries"], shared, strict=True)):
+        dictionaries.append(Dictionary.load(directory, i, index(entry["size"]), field.type))
+        crcs.append(_texts(entry["crc32"]))
+        if len(crcs[i]) != (expected := len(arrays_of(dictionaries[i], i))):
+            raise ValueError(f"expected {expected} checksums, got {brief(crcs[i])}")
+    arguments: dict[str, Any] = {
         "schema": schema,
-        "numerical": numerical,
+        "numerical": list(map(_fitted, facts["numerical"])),
         "dictionaries": dictionaries,
         "negatives": facts["negatives"],
-        "columns": texts_in(facts["columns"]),
+        "columns": _texts(facts["columns"]),
         "keep_negatives": float(facts["keep_negatives"]),
-        "types": value_types,
+        "types": _texts(facts["types"]),
         "crcs": crcs,
-        "directory": directory,
     }
+    for name, fields in (("numerical", schema.numerical), ("types", schema.categorical)):
+        if len(arguments[name]) != len(fields):
+            raise ValueError(f"{len(arguments[name])} {name} of {len(fields)} fields")
+    return arguments
 
 
-def texts_in(values: Any) -> tuple[str, ...]:
-    """Returns a list of texts as a tuple, or raises ValueError."""
+def _hexadecimal(value: float | np.ndarray) -> Any:
+    """Returns numbers as JSON values, exact."""
+    return value.hex() if isinstance(value, float) else [one.hex() for one in value.tolist()]
+
+
+def _fitted(facts: dict[str, Any]) -> Fitted:
+    mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
+    edges, shares = (np.array(list(map(float.fromhex, facts[n]))) for n in ("edges", "shares"))
+    finite = np.isfinite([mean, deviation, *edges]).all()
+    if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
+        raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
+    return Fitted(mean, deviation, edges, shares)
+
+
+def _texts(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"expected a list of texts as columns, got {brief(values)}")
-    return tuple(values)
+        raise ValueError(f"expected a list of texts, got {brief(values)}")
+    return values

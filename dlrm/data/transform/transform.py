@@ -28,13 +28,13 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
 from dlrm.data.transform.dictionaries import (
     Dictionary,
-    FrequencyLimit,
     arrays_of,
     checksum,
+    frequency_limits,
 )
 from dlrm.data.transform.lists import Column, bags_of
 from dlrm.data.transform.logs import is_log, log_schema
-from dlrm.data.transform.lookup import IdLookup, spread
+from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBERS_IN_TEXT, KnownTexts, is_number_type
@@ -115,7 +115,7 @@ class Transform:
         num_numerical: int,
         dictionaries: Sequence[np.ndarray],
         numeric_transform: str = "readme",
-        frequency_limit: FrequencyLimit | None = None,
+        frequency_limit: str = "15",
     ) -> "Transform":
         """Returns the transform of logs.
 
@@ -123,9 +123,9 @@ class Transform:
             num_numerical: number of integers in a line.
             dictionaries: for each hash, the numbers that have the ids 1, 2, ...
             numeric_transform: transform of the integers, one of `CRITEO_TRANSFORMS`.
-            frequency_limit: the limits that the dictionaries were fitted with.
+            frequency_limit: the limits that they were fitted with; see `frequency_limits`.
         """
-        limits = (frequency_limit or FrequencyLimit()).each(len(dictionaries))
+        limits = frequency_limits(frequency_limit, num_numerical, len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
         made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
         return cls(schema, [Fitted()] * num_numerical, made, ["string"] * len(made))
@@ -249,7 +249,8 @@ class Transform:
         buckets = self.fields[index].hash_buckets
         if not buckets:
             return ids.astype(dtype, copy=False)
-        hashes = spread(spread(column.values) >> np.uint64(32))  # bits that the lookup has mixed
+        mixed = hash_u64(column.values) >> np.uint64(32)  # bits that the lookup has mixed
+        hashes = hash_u64(mixed)
         first_bucket = 1 + len(self.dictionaries[self.dictionary_of[index]])
         bucket = first_bucket + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
         outside = (ids == 0) & ~column.missing

@@ -63,13 +63,13 @@ class LogOptions(PreparationOptions):
         Raises:
             ValueError: the frequency limit is none, or is one of a column that is not categorical.
         """
-        from dlrm.data.transform.dictionaries import FrequencyLimit
+        from dlrm.data.transform.dictionaries import frequency_limits
         from dlrm.data.transform.logs import log_schema
 
         shape = self.log_format
         numbers = shape.num_numerical, shape.num_categorical
-        limit = FrequencyLimit.parse(self.frequency_limit, *numbers)
-        return log_schema(numbers[0], limit.each(numbers[1]), self.numeric_transform)
+        limits = frequency_limits(self.frequency_limit, *numbers)
+        return log_schema(numbers[0], limits, self.numeric_transform)
 
     @property
     def feature_names(self) -> tuple[str, list[str], list[str]]:

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from table_testing import dictionary_of, table_transform
 
-from dlrm.data.transform.difference import check_extends, compare_transforms
+from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.transform import Transform
 
 HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)
 CITIES = ["Rome", "Oslo", "Lima"]
+
+
+def check_extends(checkpoint, dataset):
+    return compare_transforms(checkpoint, dataset, extended=True)
 
 
 def log_of(directory, num_numerical=2, dictionaries=(HASHES, HASHES[:2]), rule="readme"):

@@ -1,6 +1,7 @@
 """Sums, keys, bins and hashes are exact, as in plain Python, in any order."""
 
 import math
+from dataclasses import astuple
 from fractions import Fraction
 
 import numpy as np
@@ -22,7 +23,7 @@ def test_sums_are_those_of_fractions_in_any_order(values, data):
     shuffled = data.draw(st.permutations(values))
     cut = data.draw(st.integers(0, len(values)))
     array = np.array(shuffled, np.float64)
-    total = Sums.from_values(array[cut:]) + Sums.from_list(Sums.from_values(array[:cut]).to_list())
+    total = Sums.from_values(array[cut:]) + Sums(*astuple(Sums.from_values(array[:cut])))
     assert total == Sums.from_values(np.array(values, np.float64))
     unit = Fraction(2) ** -1130
     assert total.count == len(values)
@@ -30,6 +31,11 @@ def test_sums_are_those_of_fractions_in_any_order(values, data):
     assert total.squares * unit == sum(Fraction(value) ** 2 for value in values)
     mean, deviation = scale(values)
     assert total.scale() == (mean, pytest.approx(deviation, rel=1e-15))
+
+
+def test_sums_of_tiny_numbers_do_not_depend_on_their_part():
+    parts = [Sums.from_values(np.array(part)) for part in ([2e-230, 0.0], [1.0, 3.0])]
+    assert (parts[0] + parts[1]).scale() == Sums.from_values(np.array([2e-230, 0, 1, 3])).scale()
 
 
 @given(st.lists(FINITE, min_size=1, max_size=9))

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 import dlrm
-from dlrm.data.choices import described
+from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NUMERIC_TRANSFORMS
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
@@ -56,11 +56,6 @@ def test_native_halves_are_those_of_numpy(size):
     with np.errstate(over="ignore"):
         expected = singles.astype(np.float16)
     assert native.host.to_half(singles).tobytes() == expected.tobytes()
-
-
-def test_the_rule_of_logs_is_log_of_a_schema():
-    assert CRITEO_TRANSFORMS["readme"] is NUMERIC_TRANSFORMS["log"]
-    assert CRITEO_TRANSFORMS["nvidia"] is NUMERIC_TRANSFORMS["nvidia"]
 
 
 def test_numbers_beyond_float16_are_named_with_a_remedy():

@@ -87,13 +87,13 @@ LIST = "{column: l, max_length: 2}"
 FIELDS = "fields: expected categorical fields with one value a row"
 REFUSED = [
     ("label: y", "numerical, categorical: expected one field or more, got none"),
-    ("numerical: [x]", "label: expected {column: NAME}, got none"),
+    ("numerical: [x]", "label: missing"),
     ("[1]", "expected a map"),
     ("{label: y, numerical: x}", "numerical: expected a list of fields, got 'x'"),
     ("{label: y, numerical: [[x]]}", "numerical: expected a column or a map, got ['x']"),
     ("{label: y, numerical: [{}]}", "numerical: column: missing"),
     ("{label: y, numerical: [x, x]}", "columns used twice: x"),
-    ("{label: y, numerical: [x, x_number], categorical: [x]}", "columns used twice: x, whose numb"),
+    ("{label: y, numerical: [x, x_number], categorical: [x]}", "the number of x: expected a name "),
     ("{label: y, numerical: [{column: x, bins: 1}]}", "numerical field x: bins: expected 0, or 2"),
     ("{label: y, numerical: [{column: x, bins: a}]}", "numerical x: bins: expected an integer, go"),
     ("{label: y, numerical: [{column: x, transform: ln}]}", "numerical field x: transform: expect"),
@@ -104,12 +104,12 @@ REFUSED = [
     ),
     ("{label: y, categorical: [{column: c, max_ids: 0}]}", "categorical field c: max_ids 0: expec"),
     ("{label: y, categorical: [{column: c, hash_buckets: -1}]}", "categorical field c: hash_bucke"),
-    ("{label: y, numerical: [x], lists: [z]}", "lists: expected fields of lists under categorical"),
     (
         "{label: y, numerical: [x], weigth: z}",
         "expected some of label, numerical, categorical, missing_values, weight, groups, time, "
         "crosses, format, got 'weigth' as well; did you mean weight?",
     ),
+    ("{label: y, numerical: [x], weight: y}", "weight: expected another column than the label"),
     ("{label: y, numerical: [x], groups: u}", "groups: expected a list of texts, got 'u'"),
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
     ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
@@ -133,7 +133,7 @@ REFUSED = [
     ),
     (
         "{label: y, categorical: [{column: c, false_values: ['True']}]}",
-        "categorical field c: false_values: expected no 'True', which means true",
+        "categorical field c: expected one meaning of 'True', got true and false",
     ),
     (
         "{label: y, numerical: [x], time: {column: t, format: abc}}",
@@ -160,8 +160,9 @@ REFUSED = [
             ("table: t, max_length: 3, pooling: attention", "categorical field b: pooling: attent"),
             (
                 "table: t, max_length: 3, pooling: attention, target: a, ordered: false",
-                "categorical field b: pooling: attention: expected an ordered list, got ordered: "
-                "false; leave ordered out, or write pooling: sum or mean",
+                "categorical field b: pooling: attention: expected a target, the candidate's field,"
+                " table: NAME here and there, so that list and candidate share a table, and an "
+                "ordered list, got target: a, table: t, ordered: false",
             ),
             ("max_length: 3, pooling: attention, target: a", "categorical field b: pooling: atten"),
             (
@@ -171,11 +172,13 @@ REFUSED = [
             ),
             (
                 "table: t, max_length: 3, pooling: attention, target: y",
-                "categorical field b: target: expected a categorical field, got the label y",
+                "categorical field b: target: expected a categorical field with one value a row, "
+                "got the label y",
             ),
             (
                 "table: t, max_length: 3, pooling: attention, target: b",
-                "categorical field b: target: expected a field with one value a row, got list fie",
+                "categorical field b: target: expected a categorical field with one value a row, "
+                "got list field b",
             ),
         )
     ),
@@ -189,7 +192,7 @@ REFUSED = [
             ("{name: z, fields: [a, b], frequency_limit: 0}", "categorical field z: frequency_l"),
             ("{fields: [a, c], buckets: 3}", f"cross a_x_c: {FIELDS}, got 'c'"),
             ("{fields: [a, n], buckets: 3}", f"cross a_x_n: {FIELDS}, got numerical field n"),
-            ("{name: b, fields: [a, b], buckets: 3}", "cross b: name: expected one that no other"),
+            ("{name: b, fields: [a, b], buckets: 3}", "cross b: expected a name that no other"),
         )
     ),
     ("{label: y, numerical: [{column: x, buckets: 2}]}", "numerical x: expected some of column, t"),
