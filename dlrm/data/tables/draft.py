@@ -1,5 +1,6 @@
 """Drafts a schema from a sample of a table, with the reasons for its choices."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from dlrm.data.tables import fields
 from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.fields import described, joined, shown, shown_name
 from dlrm.data.tables.samples import Seen
-from dlrm.data.tables.summary import NUMBERS, SURE_MARKERS, Summary
+from dlrm.data.tables.summary import NUMBER, NUMBERS, SURE_MARKERS, Summary
 from dlrm.data.transform.fields import CategoricalField, NumericalField, TimeField
 from dlrm.data.transform.schema import Label, Schema
-from dlrm.data.transform.values import NUMBER_OR_NAN, canonical_text
+from dlrm.data.transform.values import canonical_text
 from dlrm.documents import one_line
 
 SAMPLE_ROWS, _SAMPLE_BYTES = 1_000_000, 1 << 31
@@ -28,27 +29,16 @@ _NO = {"0", "-1", "no", "n", "false", "f", "negative", "off"}
 
 @dataclass(kw_only=True)
 class Draft:
-    """A schema, and the observations that it was drafted from.
-
-    Attributes:
-        schema: the draft.
-        label: the value that counts as 1, and the reason.
-        sample: a description of the rows that were read.
-        left_out: column -> reason why no field uses it.
-        comments: column -> observations.
-        in_doubt: columns that are numerical and categorical, as nothing says which they are.
-        leaks: columns that nearly tell the label.
-        warnings: column -> what to check.
-    """
+    """A schema, and the observations that it was drafted from."""
 
     schema: Schema = field(init=False)
-    label: str
-    sample: str
-    left_out: dict[str, str]
-    comments: dict[str, str] = field(default_factory=dict)
-    in_doubt: list[str] = field(default_factory=list)
-    leaks: list[str] = field(default_factory=list)
-    warnings: dict[str, str] = field(default_factory=dict)
+    label: str  # the value that counts as 1, and the reason
+    sample: str  # the rows that were read
+    left_out: dict[str, str]  # column -> reason why no field uses it
+    comments: dict[str, str] = field(default_factory=dict)  # column -> observations
+    warnings: dict[str, str] = field(default_factory=dict)  # column -> what to check
+    in_doubt: list[str] = field(default_factory=list)  # columns that are numerical and categorical
+    leaks: list[str] = field(default_factory=list)  # columns that nearly tell the label
 
     def text(self, source: str = "a table") -> str:
         """Returns the schema as YAML with a comment per column."""
@@ -64,16 +54,14 @@ class Draft:
         Args:
             decided: columns whose use the user has chosen.
         """
-        notes = {
-            "left out {}": self.left_out,
-            "took {} as a number and an id, in doubt": self.in_doubt,
-            "used {}, which nearly tells the label": self.leaks,
-        }
-        open_to_doubt = {
-            note: [shown_name(name) for name in columns if name not in decided]
-            for note, columns in notes.items()
-        }
-        parts = [note.format(listed(rest)) for note, rest in open_to_doubt.items() if rest]
+        parts = []
+        for note, columns in (
+            ("left out {}", self.left_out),
+            ("took {} as a number and an id, in doubt", self.in_doubt),
+            ("used {}, which nearly tells the label", self.leaks),
+        ):
+            if rest := [shown_name(name) for name in columns if name not in decided]:
+                parts.append(note.format(listed(rest)))
         return "; ".join(parts) or None
 
 
@@ -118,15 +106,18 @@ def draft(
             no column is left as an input.
     """
     table, left_out, sample = _sample(batches, max_rows)
-    roles = {"": label, "--weight": weight, "--time": time}
-    for flag, name in (*roles.items(), *(("--groups", name) for name in groups)):
-        check_columns(flag, table.column_names, [] if name is None else [name])
+    single = {"--weight": weight, "--time": time}
+    roles = [(flag, name) for flag, name in single.items() if name is not None]
+    roles += [("--groups", name) for name in groups]
+    for flag, name in (("", label), *roles):
+        check_columns(flag, table.column_names, [name])
     target, why, positives = _label(label, table[label].combine_chunks(), positive, sample)
     columns = {name: Summary(name, table[name], positives, text) for name in table.column_names}
     left_out |= {} if seen is None else seen.left_out
     made = Draft(label=why, sample=sample, left_out=left_out)
     made.comments[label] = one_line(why)
-    _check_roles(columns, weight, time, groups)
+    for flag, name in roles:
+        _check_role(flag, columns[name])
     moment: TimeField | None = None
     if weight is not None:
         made.comments[weight] = described(columns[weight])
@@ -148,8 +139,10 @@ def draft(
             moment, made.comments[name] = found
         else:
             uses = _uses(made, column, columns)
-            numerical += map(fields.numerical_field, [column] * (fields.NUMBER in uses))
-            categorical += map(fields.categorical_field, [column] * (fields.ID in uses))
+            if fields.NUMBER in uses:
+                numerical.append(fields.numerical_field(column))
+            if fields.ID in uses:
+                categorical.append(fields.categorical_field(column))
     left_out.pop(label, None)
     if not numerical and not categorical:
         reasons = "; ".join(f"{shown_name(name)}: {why}" for name, why in left_out.items())
@@ -215,28 +208,20 @@ def _sample(
     return pa.table(columns), left_out, f"{'all' if whole else 'the first'} {rows:,} rows"
 
 
-def _check_roles(
-    columns: dict[str, Summary], weight: str | None, time: str | None, groups: Sequence[str]
-) -> None:
-    """Raises ValueError for columns with a role that their values do not allow."""
-    roles = [("--weight", weight), ("--time", time), *(("--groups", name) for name in groups)]
-    for flag, name in roles:
-        if name is None:
-            continue
-        column, expected = columns[name], f"{flag}: column {name!r}: expected"
-        got = f"{column.type} with {described(column)}"
-        number = column.kind == NUMBERS or pa.types.is_boolean(column.type)
-        if flag == "--time" and fields.time_of(column, chosen=True) is None:
-            hint = "time: {format: ...} in a schema says another form"
-            raise ValueError(f"{expected} times in ISO 8601 or numbers, got {got}; {hint}")
-        if flag == "--weight" and (not number or column.range[0] < 0 or column.range[1] == 0):
-            raise ValueError(f"{expected} numbers of 0 or more, some above 0, got {got}")
-        if column.missing:
-            lacking = f"got none in {column.missing:,} of {column.rows:,} rows"
-            raise ValueError(
-                f"{expected} a value in every row, {lacking}; fill it, with none or 1 for "
-                "instance, or leave the column out of the flag"
-            )
+def _check_role(flag: str, column: Summary) -> None:
+    expected = f"{flag}: column {column.name!r}: expected"
+    got = f"got {column.type} with {described(column)}"
+    number = column.kind == NUMBERS or pa.types.is_boolean(column.type)
+    if flag == "--time" and fields.time_of(column, chosen=True) is None:
+        hint = "time: {format: ...} in a schema says another form"
+        raise ValueError(f"{expected} times in ISO 8601 or numbers, {got}; {hint}")
+    if flag == "--weight" and (not number or column.range[0] < 0 or column.range[1] == 0):
+        raise ValueError(f"{expected} numbers of 0 or more, some above 0, {got}")
+    if column.missing:
+        lacking = f"got none in {column.missing:,} of {column.rows:,} rows"
+        raise ValueError(
+            f"{expected} a value in every row, {lacking}; fill it, or do without {flag}"
+        )
 
 
 def _label(
@@ -252,7 +237,7 @@ def _label(
             f"got none, as in {labels['']} of {len(rows)} rows"
         )
     missing = [text for text in labels if text.lower() in (*SURE_MARKERS, "na")]
-    numbers = all(NUMBER_OR_NAN.fullmatch(text) for text in labels if text not in missing)
+    numbers = all(re.match(NUMBER, text) for text in labels if text not in missing)
     if missing and (positive is None or numbers):
         raise ValueError(
             f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
@@ -274,7 +259,12 @@ def _label(
         mask = np.isin(rows, [text for text in labels if text.lower() in ("1", "true")])
         return Label(name), f"0 and 1; {mask.mean():.2%} of the rows are positive", mask
     elif len(labels) == 2:
-        positives, why = _positive(labels)
+        pairs = permutations(labels)
+        affirmed = [yes for yes, no in pairs if yes.lower() in _YES and no.lower() in _NO]
+        rarer = min(sorted(labels, reverse=True), key=labels.__getitem__)
+        as_frequent = len({*labels.values()}) == 1
+        why = "the later by alphabet, as both are as frequent" if as_frequent else "the rarer one"
+        positives, why = (affirmed, "the affirmative one") if affirmed else ([rarer], why)
     else:
         raise ValueError(
             f"column {name}: expected two labels in {sample}, got {len(labels)}: {known}; "
@@ -287,14 +277,3 @@ def _label(
     count = "counts" if len(positives) == 1 else "count"
     counted = f"{' and '.join(map(shown, positives))} {count} as 1, {why}"
     return label, f"{counted}: {mask.mean():.2%} of the rows", mask
-
-
-def _positive(labels: Counter[str]) -> tuple[list[str], str]:
-    """Returns the one of two labels that counts as 1, and the reason."""
-    for yes, no in permutations(labels):
-        if yes.lower() in _YES and no.lower() in _NO:
-            return [yes], "the affirmative one"
-    first, second = sorted(labels)
-    if labels[first] == labels[second]:
-        return [second], "the later by alphabet, as both are as frequent"
-    return [min(labels, key=labels.__getitem__)], "the rarer one"

@@ -61,14 +61,10 @@ def categorical_field(column: Summary) -> CategoricalField:
     elif distinct > _MANY_VALUES and np.count_nonzero(counts < _RARE) > distinct / 2:
         limit = _RARE
     integers = column.whole and column.plain and max(map(abs, column.range)) < 1 << 63
+    type, markers = "integer" if integers else "string", _missing_values(column)
+    limits = limit, max_ids, buckets
     return CategoricalField(
-        column.name,
-        "integer" if integers else "string",
-        limit,
-        max_ids,
-        buckets,
-        max_length=max_length,
-        missing_values=_missing_values(column),
+        column.name, type, *limits, max_length=max_length, missing_values=markers
     )
 
 

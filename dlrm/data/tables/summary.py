@@ -15,23 +15,19 @@ from dlrm.data.tables.kinds.types import is_list
 NUMBERS, TEXT, TIMES, LISTS, OTHER = "numbers", "text", "times", "lists", "other"
 SURE_MARKERS = ("?", "n/a", "nan", "null", "\\n")  # of missing values; they name no category
 MARKERS = (*SURE_MARKERS, "-", ".", "na", "nil", "none")  # in lower case
-_NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _EXACT_BITS = {pa.float16(): 11, pa.float32(): 24}  # of integers that floats have all of; else 53
 _BINS = 20  # of equally many rows, in which the order of numbers shows
 _CLEAR = 4.0  # standard deviations beyond chance
 
 
 class Signal(NamedTuple):
-    """The share of the label's variance that a column explains, by its values or their order.
-
-    The share is clear if chance would not reach it once in many columns, and ordered if 20 ranges
-    of the values explain most of it. A column is pure if each value has one label.
-    """
+    """The share of the label's variance that a column explains, by its values or their order."""
 
     share: float = 0.0
-    clear: bool = False
-    ordered: bool = False
-    pure: bool = False
+    clear: bool = False  # chance would not reach the share once in many columns
+    ordered: bool = False  # 20 ranges of the values explain most of it
+    pure: bool = False  # each value has one label
 
 
 class Summary:
@@ -180,7 +176,7 @@ class Summary:
 
 def _numbers_of(texts: pa.Array) -> np.ndarray:
     """Returns the numbers of texts, NaN for others."""
-    texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
+    texts = pc.if_else(pc.match_substring_regex(texts, NUMBER), texts, None)
     numbers = _numpy(pc.replace_substring_regex(texts, r"^\+", "").cast(pa.float64()))
     return np.where(np.isinf(numbers), np.nan, numbers)  # 12e45678 is a code
 

@@ -164,8 +164,6 @@ def test_logs_of_the_trade(tmp_path, log, form):
     assert schema.time == time
     assert list(result.left_out) == left_out
     assert (result.in_doubt, result.leaks) == ([], [])
-    if log == "movielens":
-        assert schema.label.positives == ("4", "4.5", "5")
     if log == "outbrain":
         (platform,) = (f for f in schema.categorical if f.column == "platform")
         assert (platform.missing_values, platform.type) == (("\\N",), "integer")
