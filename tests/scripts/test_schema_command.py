@@ -76,7 +76,7 @@ def test_crosses_are_added_to_the_draft(tmp_path):
         ("a", "cross a: fields"),
         ("a,b:x", "--cross a,b:x"),
         ("a,b:0", "cross a_x_b: buckets"),
-        ("a,n", "--cross a,n: expected categorical fields among a, b, got 'n'"),
+        ("a,n", "cross a_x_n: fields: expected categorical fields with one value a row, got "),
     ],
 )
 def test_crosses_that_cannot_be_are_named(cross, message):

@@ -22,16 +22,8 @@ _HOUR = "([01][0-9]|2[0-3])"
 _FORMS = {"%Y%m%d": _YEAR + _DAY, "%Y%m%d%H": _YEAR + _DAY + _HOUR}
 _FORMS["%y%m%d%H"] = "[0-9]{2}" + _DAY + _HOUR
 _EPOCHS, _TWO_YEARS = (946_684_800, 2_524_608_000), 63_072_000  # 2000 and 2050, in seconds
-_DISGUISES = (  # of nine in ten texts; those of numbers may also be ids
-    (
-        r"(\d{1,4}([/.-])\d\d?\2\d{1,4}|.*\d\d:\d\d).*",
-        "times, such as {}: time: {{format: ...}} in a schema says of which form",
-    ),
-    (
-        r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d+)?|[+-]?\d+,\d+",
-        "numbers, such as {}: --decimal and --thousands say what its marks mean",
-    ),
-)
+_DATES = r"(\d{1,4}([/.-])\d\d?\2\d{1,4}|.*\d\d:\d\d).*"
+_MARKED_NUMBERS = r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d+)?|[+-]?\d+,\d+"
 _SEPARATORS, _SURE_SEPARATORS = "|\x1d\x02;, ", "|\x1d\x02"
 _LONGEST_SHOWN = 24
 
@@ -150,16 +142,16 @@ def uses(column: Summary) -> tuple[set[str], str]:
         padded = len(column.numbers) > 0 and not np.isnan(column.numbers).any()
         return {ID}, "codes, as numbers begin with 0" * padded
     name, distinct, (least, most) = column.name, len(column.counts), column.range
-    amount, signal, inexact = names.is_amount(name), column.signal, column.inexact
+    amount, signal, bits = names.is_amount(name), column.signal, column.inexact
     of_date = not amount and least >= 0 and most <= names.CALENDAR.get(names.last_word(name), -1)
     for holds, use, why in (
         (not column.whole, NUMBER, ": it has fractions"),
         (names.is_numbered_number(name), NUMBER, " by its name"),
         (names.is_id(name), ID, " by its name"),
-        (0 < inexact < 53, NUMBER, f": its floats are no exact ids above 2^{inexact}"),
+        (0 < bits < 53, NUMBER, f": its floats are no exact ids above 2^{bits}"),
         (distinct <= _FEW_VALUES, ID, ": few values"),
         (of_date, ID, ": part of a date by its name"),
-        (max(-least, most) > 1 << 53 and not inexact, ID, ": too large for an exact number"),
+        (max(-least, most) > 1 << 53 and not bits, ID, ": too large for an exact number"),
         (amount, NUMBER, " by its name"),
         (signal.clear and signal.ordered, NUMBER, ": the label follows its order"),
         (_gapless(column), ID, " by its values: numbers without gaps"),
@@ -182,9 +174,10 @@ def disguise(column: Summary) -> str:
     if 0 < len(others) <= _FEW_VALUES and rows > 0.9 * column.counts.sum() and not is_id:
         few = ", ".join(map(shown, others[:3]))
         return f"numbers but for {few}: numerical once missing_values has them"
-    for pattern, meaning in _DISGUISES[: 2 - is_id]:
-        if example := _mostly(column, pattern):
-            return f"may be {meaning.format(example)}"
+    if example := _mostly(column, _DATES):
+        return f"may be times, such as {example}: time: {{format: ...}} in a schema says which"
+    if not is_id and (example := _mostly(column, _MARKED_NUMBERS)):
+        return f"may be numbers, such as {example}: --decimal and --thousands say what marks mean"
     texts = column.values[:_MANY_VALUES].to_pylist()
     for mark in _SEPARATORS:
         lists = [text for text in texts if mark in text]
@@ -224,7 +217,7 @@ def described(column: Summary) -> str:
         empty = "" if lengths.all() else f", {(lengths == 0).mean():.2%} empty"
         return f"{size}{empty}; {described(column.items)}"
     parts = [f"{len(column.counts):,} distinct", examples(column)]
-    if column.kind in (NUMBERS, TIMES):
+    if column.kind in (NUMBERS, TIMES) and len(column.counts):
         parts[1] = " .. ".join(_text_of(column, end) for end in column.range)
     parts += [f"{column.missing / max(column.rows, 1):.2%} missing"] * (column.missing > 0)
     parts += [f"{text!r} in {rows:,} rows" for text, rows in column.markers.items()]

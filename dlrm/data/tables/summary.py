@@ -103,7 +103,7 @@ class Summary:
         try:
             texts = pc.utf8_trim_whitespace(self.values.cast(pa.string()))
         except pa.ArrowInvalid:  # not UTF-8
-            self.kind = OTHER
+            self.kind, self.values, self.counts = OTHER, pa.array([], pa.string()), self.lengths
             return
         if text is not None and text.has_marks:
             texts = pa.array(map(text.plain_number, texts.to_pylist()), pa.string())

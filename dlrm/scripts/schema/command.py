@@ -12,7 +12,7 @@ from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.schema import Schema
-from dlrm.documents import brief, one_line
+from dlrm.documents import one_line
 from dlrm.files import write_atomically
 from dlrm.flags import Values
 from dlrm.scripts.common.table_flags import text_format
@@ -64,18 +64,12 @@ def with_crosses(schema: Schema, cross: Sequence[str]) -> Schema:
     Raises:
         ValueError: the flag has another form, or a field of it cannot be crossed.
     """
-    columns, crosses = schema.categorical_names, []
+    crosses = []
     for text in cross:
         names, _, buckets = text.partition(":")
         if buckets and not buckets.strip().isdecimal():
             raise ValueError(f"--cross {text}: expected FIELDS or FIELDS:BUCKETS, got {buckets!r}")
         fields = tuple(name.strip() for name in names.split(","))
-        for name in fields:
-            if name not in columns:
-                raise ValueError(
-                    f"--cross {text}: expected categorical fields among {', '.join(columns)}, got "
-                    f"{brief(name)}"
-                )
         crosses.append(Cross(fields, buckets=int(buckets or CROSS_BUCKETS)))
     return replace(schema, crosses=tuple(crosses))
 

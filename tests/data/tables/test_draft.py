@@ -278,7 +278,7 @@ def test_roles_with_missing_values_are_refused_with_the_remedy():
 
 
 HINTS = {
-    "1,234": "may be numbers, such as '1,234': --decimal and --thousands say what its marks mean",
+    "1,234": "may be numbers, such as '1,234': --decimal and --thousands say what marks mean",
     "Action|Comedy": "may be lists, such as 'Action|Comedy': max_length: 2, separator: '|'",
     "Action\x1dComedy": 'max_length: 2, separator: "\\x1d"',
     "20/11/2026 08:00": "may be times, such as '20/11/2026 08:00': time: {format: ...} in a ",
