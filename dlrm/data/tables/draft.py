@@ -49,11 +49,7 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def note(self, decided: Collection[str] = ()) -> str | None:
-        """Returns a line about what a user should check; None if nothing was in doubt.
-
-        Args:
-            decided: columns whose use the user has chosen.
-        """
+        """Returns a line on columns, other than `decided` ones, that a user should check."""
         parts = []
         for note, columns in (
             ("left out {}", self.left_out),
@@ -239,11 +235,10 @@ def _label(
     missing = [text for text in labels if text.lower() in (*SURE_MARKERS, "na")]
     numbers = all(re.match(NUMBER, text) for text in labels if text not in missing)
     if missing and (positive is None or numbers):
+        hint = "; --positive names the one that counts as 1, with all others as 0"
         raise ValueError(
             f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
-            f"{labels[missing[0]]:,} rows"
-            + "; --positive names the one that counts as 1, with all others as 0"
-            * (not numbers)
+            f"{labels[missing[0]]:,} rows{'' if numbers else hint}"
         )
     known = listed([*map(shown, sorted(labels))])
     if positive is not None:

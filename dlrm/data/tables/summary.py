@@ -116,7 +116,7 @@ class Summary:
         self.plain, padded = not len(_with(numbers, "[eE+]")), len(_with(numbers, "^0[0-9]+$"))
         if is_number.any() and (is_number | _numpy(marked)).all() and not padded:
             self.kind = NUMBERS
-        elif not is_number.any() and (times := _times_of(rest)) is not None:
+        elif not is_number.any() and rest.null_count < len(rest) and (times := _times_of(rest)):
             self.kind, rest = TIMES, times
         else:
             rest = pc.if_else(pc.is_in(lower, pa.array(SURE_MARKERS)), None, values)
@@ -183,7 +183,7 @@ def _numbers_of(texts: pa.Array) -> np.ndarray:
 
 def _times_of(texts: pa.Array) -> pa.Array | None:
     """Returns times in ISO 8601, all with a zone or all without; None of other texts."""
-    for zone, unit in product((None, "UTC"), ("us", "ns")) if texts.null_count < len(texts) else ():
+    for zone, unit in product((None, "UTC"), ("us", "ns")):
         with suppress(pa.ArrowInvalid):
             return texts.cast(pa.timestamp(unit, zone))
     return None

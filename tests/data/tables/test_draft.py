@@ -100,15 +100,10 @@ def test_columns_become_the_fields_that_their_values_suggest(name):
 
 
 def test_names_say_what_numbers_cannot():
-    ids, days = RANDOM.integers(0, 500, ROWS), np.arange(ROWS) % 31 + 1
-    result = drafted(
-        userId=ids, item_id=ids, zip=ids, c7=ids, I10=days % 3, day=days, hours_per_week=days * 2
-    )
-    for name in ("userId", "item_id", "zip", "c7", "day"):
-        assert field(result, name) == CategoricalField(name, "integer")
-    for name in ("I10", "hours_per_week"):
-        assert field(result, name) == NumericalField(name)
-    assert result.comments["zip"].endswith("an id by its name")
+    days = np.arange(ROWS) % 31 + 1
+    result = drafted(I10=days % 3, day=days)
+    assert field(result, "I10") == NumericalField("I10")
+    assert field(result, "day") == CategoricalField("day", "integer")
     assert result.comments["day"].endswith("part of a date by its name")
     gapless = drafted(xyz=RANDOM.permutation(np.arange(ROWS) // 2)).comments["xyz"]
     assert gapless.endswith("an id by its values: numbers without gaps")
