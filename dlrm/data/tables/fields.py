@@ -1,285 +1,249 @@
 """Chooses the fields that columns of a table become, and says why."""
 
 import re
-from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.clicks.bags import MAX_LENGTH
 from dlrm.data.tables import names
-from dlrm.data.tables.columns import plain_texts
-from dlrm.data.tables.summary import OTHER, TEXT, TIMES, Summary, all_match
+from dlrm.data.tables.summary import LISTS, NUMBERS, OTHER, SURE_MARKERS, TEXT, TIMES, Summary
 from dlrm.data.transform.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField
-from dlrm.data.transform.values import FLOAT64_BITS
 from dlrm.documents import one_line
 
-NUMBER, ID = "number", "id"
-SURE_MARKERS = {"?", "n/a", "nan", "null", "\\n"}  # that no category has as its name
+NUMBER, ID = "a number", "an id"
 UNIQUE_ROWS = 100  # from this many rows, a distinct value in every row is no coincidence
 _FEW_VALUES = 12  # integers with up to so many values are categories, such as months
 _MANY_VALUES, _RARE = 1000, 5  # beyond so many values, rare ones need no row of a table each
 _HUGE, _HUGE_LIMIT, _MAX_IDS, _MOST_BUCKETS = 100_000, 15, 1_000_000, 1 << 20
 _FAR, _NEAR = 10.0, 20.0  # deviations from the mean, and a distance that needs no logarithm
-_DAY, _HOUR = "(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])", "([01][0-9]|2[0-3])"
-_FORMS = {"%Y%m%d": f"^(199.|20[0-4].){_DAY}$", "%Y%m%d%H": f"^(199.|20[0-4].){_DAY}{_HOUR}$"}
-_FORMS["%y%m%d%H"] = f"^[0-9]{{2}}{_DAY}{_HOUR}$"
+_YEAR, _DAY = "(199|20[0-4])[0-9]", "(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])"
+_HOUR = "([01][0-9]|2[0-3])"
+_FORMS = {"%Y%m%d": _YEAR + _DAY, "%Y%m%d%H": _YEAR + _DAY + _HOUR}
+_FORMS["%y%m%d%H"] = "[0-9]{2}" + _DAY + _HOUR
 _EPOCHS, _TWO_YEARS = (946_684_800, 2_524_608_000), 63_072_000  # 2000 and 2050, in seconds
-_SEPARATORS = ("|", "\x1d", "\x02", ";", ",", " ")
+_DATES = r"(\d{1,4}([/.-])\d\d?\2\d{1,4}|.*\d\d:\d\d).*"
+_MARKED_NUMBERS = r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d+)?|[+-]?\d+,\d+"
+_SEPARATORS, _SURE_SEPARATORS = "|\x1d\x02;, ", "|\x1d\x02"
 _LONGEST_SHOWN = 24
 
 
-def numerical_field(summary: Summary) -> NumericalField:
+def numerical_field(column: Summary) -> NumericalField:
     """Returns the numerical field of a column; numbers far from the others need a transform."""
-    numbers, transform = summary.numbers[~np.isnan(summary.numbers)], "standardize"
-    counts, (least, most) = summary.counts[~np.isnan(summary.numbers)], summary.range
+    numbers, (least, most), transform = column.numbers, column.range, "standardize"
     with np.errstate(over="ignore", invalid="ignore"):  # of numbers beyond 1e154
-        mean = np.average(numbers, weights=counts)
-        deviation = np.sqrt(np.average((numbers - mean) ** 2, weights=counts))
+        mean = np.average(numbers, weights=column.counts)
+        deviation = np.sqrt(np.average((numbers - mean) ** 2, weights=column.counts))
         near = max(most - mean, mean - least) <= max(_FAR * deviation, _NEAR)
     if not near or not np.isfinite(deviation):
         transform = "log" if least >= 0 and most > _NEAR else "quantile"
-    return NumericalField(summary.name, transform, missing_values=_markers(summary) or None)
+    return NumericalField(column.name, transform, missing_values=_missing_values(column))
 
 
-def categorical_field(summary: Summary, max_length: int | None = None) -> CategoricalField:
+def categorical_field(column: Summary) -> CategoricalField:
     """Returns the categorical field of a column; rare values of many need no row of a table."""
-    counts, distinct = summary.counts, len(summary.counts)
-    limit, max_ids, buckets = 1, None, 0
+    limit, max_ids, buckets, max_length = 1, None, 0, None
+    if column.items is not None:
+        column, max_length = column.items, min(int(column.lengths.max()), MAX_LENGTH)
+    counts, distinct = column.counts, len(column.counts)
     if distinct >= _HUGE:
         limit, max_ids = _HUGE_LIMIT, _MAX_IDS
         if counts[counts < _HUGE_LIMIT].sum() > counts.sum() / 5:
             buckets = min(1 << (distinct // 10).bit_length(), _MOST_BUCKETS)
     elif distinct > _MANY_VALUES and np.count_nonzero(counts < _RARE) > distinct / 2:
         limit = _RARE
-    integers = summary.is_number and summary.whole and not summary.exponents
-    integers = integers and _largest(summary) < 1 << 63
+    integers = column.whole and column.plain and max(map(abs, column.range)) < 1 << 63
+    type, markers = "integer" if integers else "string", _missing_values(column)
+    limits = limit, max_ids, buckets
     return CategoricalField(
-        summary.name,
-        "integer" if integers else "string",
-        limit,
-        max_ids,
-        buckets,
-        max_length=max_length,
-        missing_values=_markers(summary) or None,
+        column.name, type, *limits, max_length=max_length, missing_values=markers
     )
 
 
-def time_of(summary: Summary, chosen: bool = False) -> tuple[TimeField, str] | None:
-    """Returns the field of a column of times and a comment; None for another column.
+def _missing_values(column: Summary) -> tuple[str, ...] | None:
+    sure = column.kind != TEXT
+    return tuple(text for text in column.markers if sure or text.lower() in SURE_MARKERS) or None
+
+
+def time_of(column: Summary, chosen: bool = False) -> tuple[TimeField, str] | None:
+    """Returns the field of a column of times and a comment; None of another column.
 
     Args:
         chosen: whether the user says that numbers are times, whatever their name and values.
     """
-    name, (least, most), unit = summary.name, summary.range, _unit(summary)
-    counts = names.is_time_stamp(name) and summary.whole and least >= 0 and most > 1000
-    if form := _form(summary):
-        field, note = TimeField(name, "UTC", format=form), f"; of the form {form}"
-    elif summary.is_time:
-        field, note = TimeField(name, None if summary.zoned else "UTC"), ""
-    elif not summary.is_number or not (chosen or (names.is_time(name) and not summary.inexact)):
+    name, (least, most) = column.name, column.range
+    last, note = names.last_word(name), "; has no zone, UTC is assumed"
+    if column.kind == TIMES:
+        zoned = getattr(column.values.type, "tz", None) is not None
+        return TimeField(name, None if zoned else "UTC"), described(column) + note * (not zoned)
+    if column.kind != NUMBERS:
         return None
-    elif unit is not None:
-        field, note = TimeField(name, unit=unit), f"; unit {unit} by its size"
-    elif chosen or (counts and len(summary.counts) > _FEW_VALUES):
-        unit = "s" if most - least <= _TWO_YEARS else "ms"
-        note = f"; counts from another moment than 1970, in {unit} by its range"
-        field = TimeField(name, unit=unit)
-    else:
+    if last in (*names.TIMES, *names.CALENDAR) and (form := _form(column)):
+        return TimeField(name, "UTC", format=form), f"{described(column)}; of the form {form}{note}"
+    if not chosen and (last not in names.TIMES or column.inexact):
         return None
-    return field, described(summary) + note + "; has no zone, UTC is assumed" * bool(field.zone)
-
-
-def _unit(summary: Summary) -> str | None:
-    """Returns the unit in which numbers may count from 1970, or None."""
     for unit, nanoseconds in TIME_UNITS.items():
-        seconds = [end * nanoseconds / TIME_UNITS["s"] for end in summary.range]
-        if _EPOCHS[0] <= seconds[0] and seconds[1] <= _EPOCHS[1]:
-            return unit
-    return None
-
-
-def _form(summary: Summary) -> str | None:
-    """Returns the form of times that all numbers have, if the name says that they are times."""
-    named = names.is_time(summary.name) or names.calendar_most(summary.name)
-    if not named or not summary.is_number or not summary.whole:
+        second = TIME_UNITS["s"] / nanoseconds
+        if _EPOCHS[0] * second <= least and most <= _EPOCHS[1] * second:
+            return TimeField(name, unit=unit), f"{described(column)}; unit {unit} by its size"
+    counts = column.whole and least >= 0 and most > 1000 and len(column.counts) > _FEW_VALUES
+    if not chosen and not (counts and last in names.STAMPS):
         return None
-    texts = pa.array([f"{number:.0f}" for number in summary.numbers if not np.isnan(number)])
-    return next((form for form, digits in _FORMS.items() if all_match(texts, digits)), None)
+    unit = "s" if most - least <= _TWO_YEARS else "ms"
+    note = f"; counts from another moment than 1970, in {unit} by its range"
+    return TimeField(name, unit=unit), described(column) + note
 
 
-def useless(summary: Summary) -> str | None:
+def _form(column: Summary) -> str | None:
+    """Returns the form of times that all numbers have, or None."""
+    texts = [f"{number:.0f}" for number in column.numbers] if column.whole else [""]
+    forms = (form for form, digits in _FORMS.items() if all(re.fullmatch(digits, t) for t in texts))
+    return next(forms, None)
+
+
+def left_out(column: Summary) -> str | None:
     """Returns the reason why a column is no input, or None."""
-    items, distinct = summary.items, len(summary.counts)
-    if summary.kind == OTHER:
-        return f"the type {summary.type}, which is not a number, text, time or list of them"
-    if summary.missing.all():
+    name, items, distinct = column.name, column.items, len(column.counts)
+    number = column.kind == NUMBERS
+    if OTHER in (column.kind, items and items.kind):
+        return f"the type {column.type}, which is not a number, text (UTF-8), time or list of them"
+    if column.missing == column.rows:
         return "no value"
-    if problem := (items or summary).not_utf_8:
-        return f"bytes and no text: {problem}"
     if items is not None:
-        if items.kind == TIMES or (items.is_number and not items.whole):
-            what = "times" if items.kind == TIMES else "numbers"
-            why = f"a list of {what}, up to {summary.lengths.max()}; {described(items)}"
-            return f"{why} (weights: {summary.name} in another list field?)"
-        return None if summary.lengths.any() else "no value in any list"
-    if summary.infinite:
+        if items.kind == TIMES or (items.kind == NUMBERS and not items.whole):
+            why = f"a list of {items.kind}, up to {column.lengths.max()}; {described(items)}"
+            return f"{why} (weights: {name} in another list field?)"
+        return None if column.lengths.any() else "no value in any list"
+    if infinite := int(column.counts[np.isinf(column.numbers)].sum()):
         what = "which prepare refuses: replace them, then make it numerical"
-        return f"infinite values in {summary.infinite:,} rows, {what}; {described(summary)}"
-    if distinct < 2 and not summary.missing.any():
-        why = f"; {inexact(summary)}" * bool(summary.inexact)
-        return f"one value, {shown(plain_texts(summary.values)[0])}, in every row{why}"
-    if printed := _mostly(summary, r"\[.*\]"):
+        return f"infinite values in {infinite:,} rows, {what}; {described(column)}"
+    if distinct < 2 and not column.missing:
+        return joined(f"one value, {examples(column)}, in every row", inexact(column))
+    if printed := _mostly(column, r"\[.*\]"):
         what = "write lists of Parquet or JSON lines, or text with | between the items"
-        return f"lists printed as text, such as {shown(printed)}: {what}"
-    unique, whole = summary.counts.max(initial=0) == 1, not summary.is_number or summary.whole
-    unnamed = not summary.name or summary.name.startswith("Unnamed:")
-    if unnamed and summary.is_number and whole and (unique or _span(summary) < 1.05 * distinct):
+        return f"lists printed as text, such as {printed}: {what}"
+    if (not name or name.startswith("Unnamed:")) and column.whole:
         return "row numbers, by the name that pandas gives its index"
-    is_id = not summary.is_number or names.is_id(summary.name) or _gapless(summary)
-    if unique and distinct >= UNIQUE_ROWS and is_id and whole and time_of(summary) is None:
-        why = f"a value of its own in every row; {described(summary)}"
-        return "; ".join(filter(None, [why, in_disguise(summary)]))
-    binary = distinct == 2 and (summary.is_number or pa.types.is_boolean(summary.type))
-    if binary and len(summary.missing) >= UNIQUE_ROWS and summary.signal.pure:
+    unique = column.counts.max() == 1
+    is_id = not number or (column.whole and (names.is_id(name) or _gapless(column)))
+    if unique and distinct >= UNIQUE_ROWS and is_id and time_of(column) is None:
+        return joined(f"a value of its own in every row; {described(column)}", disguise(column))
+    binary = distinct == 2 and (number or pa.types.is_boolean(column.type))
+    if binary and column.rows >= UNIQUE_ROWS and column.signal.pure:
         return "tells the label in every row, as another form of it would"
     return None
 
 
-def uses(summary: Summary) -> tuple[str, set[str]]:
+def uses(column: Summary) -> tuple[set[str], str]:
     """Returns whether a column is a number, an id or both, and the reason, or "" without one."""
-    name, distinct, (least, most) = summary.name, len(summary.counts), summary.range
-    if not summary.is_number:
-        codes = summary.padded and not len(summary.others)
-        return "codes, as numbers begin with 0" * codes, {ID}
-    if not summary.whole:
-        return "a number: it has fractions", {NUMBER}
-    if names.is_numbered_number(name):
-        return "a number by its name", {NUMBER}
-    if names.is_id(name):
-        return "an id by its name", {ID}
-    if 0 < summary.inexact < FLOAT64_BITS:
-        return f"a number: its floats are no exact ids above 2^{summary.inexact}", {NUMBER}
-    if distinct <= _FEW_VALUES:
-        return "few values", {ID}
-    amount = names.is_amount(name)
-    if not amount and least >= 0 and most <= (names.calendar_most(name) or -1):
-        return "part of a date by its name", {ID}
-    if _largest(summary) > 1 << FLOAT64_BITS and not summary.inexact:
-        return "too large for an exact number", {ID}
-    if amount:
-        return "a number by its name", {NUMBER}
-    signal = summary.signal
-    if signal.clear and signal.ordered:
-        return "a number: the label follows its order", {NUMBER}
-    if _gapless(summary):
-        return "an id by its values: numbers without gaps", {ID}
-    if least < -1:
-        return "a number: it has values below 0", {NUMBER}
-    if summary.counts.sum() < 2 * distinct:
-        return "a number: most values occur once", {NUMBER}
-    if signal.clear:
-        return "an id by its values: the label differs between them, in no order", {ID}
-    return "in doubt, so both a number and an id: delete the one that it is not", {NUMBER, ID}
+    if column.kind == LISTS:
+        return {ID}, ""
+    if column.kind == TEXT:
+        padded = len(column.numbers) > 0 and not np.isnan(column.numbers).any()
+        return {ID}, "codes, as numbers begin with 0" * padded
+    name, distinct, (least, most) = column.name, len(column.counts), column.range
+    amount, signal, bits = names.is_amount(name), column.signal, column.inexact
+    of_date = not amount and least >= 0 and most <= names.CALENDAR.get(names.last_word(name), -1)
+    for holds, use, why in (
+        (not column.whole, NUMBER, ": it has fractions"),
+        (names.is_numbered_number(name), NUMBER, " by its name"),
+        (names.is_id(name), ID, " by its name"),
+        (0 < bits < 53, NUMBER, f": its floats are no exact ids above 2^{bits}"),
+        (distinct <= _FEW_VALUES, ID, ": few values"),
+        (of_date, ID, ": part of a date by its name"),
+        (max(-least, most) > 1 << 53 and not bits, ID, ": too large for an exact number"),
+        (amount, NUMBER, " by its name"),
+        (signal.clear and signal.ordered, NUMBER, ": the label follows its order"),
+        (_gapless(column), ID, " by its values: numbers without gaps"),
+        (least < -1, NUMBER, ": it has values below 0"),
+        (column.counts.sum() < 2 * distinct, NUMBER, ": most values occur once"),
+        (signal.clear, ID, " by its values: the label differs between them, in no order"),
+    ):
+        if holds:
+            return {use}, use + why
+    return {NUMBER, ID}, "in doubt, so both a number and an id: delete the one that it is not"
 
 
-def in_disguise(summary: Summary) -> str:
+def disguise(column: Summary) -> str:
     """Returns what text may be besides categories, or ""."""
-    others, named = summary.others, names.is_id(summary.name)
-    numbers = summary.counts[~np.isnan(summary.numbers)].sum()
-    if 0 < len(others) <= _FEW_VALUES and numbers > 0.9 * summary.counts.sum() and not named:
-        few = ", ".join(map(shown, others[:3].to_pylist()))
+    if column.kind != TEXT:
+        return ""
+    is_id, is_number = names.is_id(column.name), ~np.isnan(column.numbers)
+    others = column.values.filter(pa.array(~is_number)).to_pylist()
+    rows = column.counts[is_number].sum()
+    if 0 < len(others) <= _FEW_VALUES and rows > 0.9 * column.counts.sum() and not is_id:
+        few = ", ".join(map(shown, others[:3]))
         return f"numbers but for {few}: numerical once missing_values has them"
-    if example := _mostly(summary, r"(\d{1,4}([/.-])\d\d?\2\d{1,4}|.*\d\d:\d\d).*"):
-        hint = "time: {format: ...} in a schema says which"
-        return f"times of another form than ISO 8601, such as {shown(example)}: {hint}"
-    number = r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d+)?|[+-]?\d+,\d+"
-    if not named and (example := _mostly(summary, number)):
-        hint = "--decimal and --thousands say what its marks mean"
-        return f"numbers in disguise, such as {shown(example)}: {hint}"
-    texts = _some_texts(summary)
+    if example := _mostly(column, _DATES):
+        return f"may be times, such as {example}: time: {{format: ...}} in a schema says which"
+    if not is_id and (example := _mostly(column, _MARKED_NUMBERS)):
+        return f"may be numbers, such as {example}: --decimal and --thousands say what marks mean"
+    texts = column.values[:_MANY_VALUES].to_pylist()
     for mark in _SEPARATORS:
         lists = [text for text in texts if mark in text]
         items = {item for text in lists for item in text.split(mark)}
-        repeated = mark in "|\x1d\x02" or 2 * len(items) < len(lists) + 2
+        repeated = mark in _SURE_SEPARATORS or 2 * len(items) < len(lists) + 2
         if len(lists) > len(texts) / 4 and repeated:
             longest = max(text.count(mark) for text in lists) + 1
             separator = repr(mark) if mark.isprintable() else f'"\\x{ord(mark):02x}"'
             hint = f"max_length: {longest}, separator: {separator}"
-            return f"lists in disguise, such as {shown(lists[0])}: {hint}"
+            return f"may be lists, such as {shown(lists[0])}: {hint}"
     return ""
 
 
-def _some_texts(summary: Summary) -> list[str]:
-    some = summary.values[:_MANY_VALUES].to_pylist() if summary.kind == TEXT else []
-    return [text for text in some if text not in summary.markers]
-
-
-def _mostly(summary: Summary, pattern: str) -> str | None:
-    """Returns a text of a column in which nine of ten are of a pattern; None for another column."""
-    texts = _some_texts(summary)
+def _mostly(column: Summary, pattern: str) -> str:
+    """Returns a text of a column in which nine of ten are of a pattern; "" of another column."""
+    texts = column.values[:_MANY_VALUES].to_pylist() if column.kind == TEXT else []
     found = [text for text in texts if re.fullmatch(pattern, text, re.ASCII | re.DOTALL)]
-    return found[0] if found and len(found) >= 0.9 * len(texts) else None
+    return shown(found[0]) if found and len(found) >= 0.9 * len(texts) else ""
 
 
-def _markers(summary: Summary) -> tuple[str, ...]:
-    """Returns the texts that mean "missing" in a column, as far as they are sure."""
-    known = [text for text in summary.markers if summary.is_number or text.lower() in SURE_MARKERS]
-    return (*known, *["nan"] * (summary.not_a_number > 0 and "nan" not in known))
+def inexact(column: Summary) -> str:
+    """Returns that floats need not be exact ids; "" if they are."""
+    what = f"above 2^{column.inexact} read the column as integers or text"
+    return f"has floats that need not be exact: {what}" * bool(column.inexact)
 
 
-def absent(summary: Summary) -> int:
-    """Returns the number of rows without a value, those of markers included."""
-    return int(np.count_nonzero(summary.missing)) + sum(summary.markers.values())
+def _gapless(column: Summary) -> bool:
+    (least, most), distinct = column.range, len(column.counts)
+    return distinct > _MANY_VALUES and most - least < 1.25 * distinct
 
 
-def inexact(summary: Summary) -> str:
-    """Describes floats that need not be exact ids."""
-    bits = f"2^{summary.inexact}"
-    return f"floats that need not be exact: above {bits} read the column as integers or text"
-
-
-def _largest(summary: Summary) -> float:
-    return max(map(abs, summary.range))
-
-
-def _span(summary: Summary) -> float:
-    return summary.range[1] - summary.range[0]
-
-
-def _gapless(summary: Summary) -> bool:
-    return len(summary.counts) > _MANY_VALUES and _span(summary) < 1.25 * len(summary.counts)
-
-
-def described(summary: Summary) -> str:
+def described(column: Summary) -> str:
     """Returns a line that describes a column."""
-    parts, ends = [f"{len(summary.counts):,} distinct"], summary.range
-    if summary.kind == TIMES:
-        parts += [" .. ".join(str(np.datetime64(int(end), "us"))[:19] for end in ends)]
-    elif summary.is_number:
-        parts += [" .. ".join(f"{end:.9g}" for end in ends)]
-    else:
-        parts += [examples(summary)]
-    if missing := summary.missing.mean():
-        parts += [f"{missing:.2%} missing"]
-    parts += [f"{text!r} in {rows:,} rows" for text, rows in summary.markers.items()]
+    if column.items is not None:
+        lengths = column.lengths
+        size = f"lists of up to {lengths.max()}, {lengths.mean():.3g} on average"
+        empty = "" if lengths.all() else f", {(lengths == 0).mean():.2%} empty"
+        return f"{size}{empty}; {described(column.items)}"
+    parts = [f"{len(column.counts):,} distinct", examples(column)]
+    if column.kind in (NUMBERS, TIMES) and len(column.counts):
+        parts[1] = " .. ".join(_text_of(column, end) for end in column.range)
+    parts += [f"{column.missing / max(column.rows, 1):.2%} missing"] * (column.missing > 0)
+    parts += [f"{text!r} in {rows:,} rows" for text, rows in column.markers.items()]
     return one_line(", ".join(filter(None, parts)))
 
 
-def examples(summary: Summary) -> str:
-    """Returns the most frequent texts of a column."""
-    order = np.argsort(-summary.counts, kind="stable")[: 3 + len(summary.markers)]
-    texts = plain_texts(summary.values.take(pa.array(order)))
-    return ", ".join([shown(text) for text in texts if text not in summary.markers][:3])
+def examples(column: Summary) -> str:
+    """Returns the most frequent values of a column."""
+    order = np.argsort(-column.counts, kind="stable")[:3]
+    if column.kind == TEXT:
+        return ", ".join(map(shown, column.values.take(pa.array(order)).to_pylist()))
+    return ", ".join(shown(_text_of(column, number)) for number in column.numbers[order])
+
+
+def _text_of(column: Summary, number: float) -> str:
+    return str(np.datetime64(int(number), "us"))[:19] if column.kind == TIMES else f"{number:.9g}"
+
+
+def joined(*notes: str) -> str:
+    """Returns notes without empty ones as a line."""
+    return "; ".join(filter(None, notes))
 
 
 def shown(text: str) -> str:
     """Returns a value in quotes, shortened."""
     return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "...")
-
-
-def listed(columns: Collection[str]) -> str:
-    """Returns names of columns for a message."""
-    return ", ".join(map(shown_name, columns))
 
 
 def shown_name(name: str) -> str:

@@ -32,32 +32,27 @@ recency frequency
 """
 _IDS, _AMOUNTS = frozenset(_ID_WORDS.split()), frozenset(_AMOUNT_WORDS.split())
 _NOT_IDS = frozenset(_OTHER_WORDS.split())  # which end in "id" all the same
-_OF_AMOUNTS = {"num", "n", "nb", "count", "cnt", "total", "avg", "mean", "max", "min", "sum", "log"}
-_OF_AMOUNTS |= {"per", "number"}
-_CALENDAR = {"hour": 24, "day": 31, "weekday": 7, "dow": 7, "week": 53, "month": 12}  # at most
-_TIMES = {"time", "timestamp", "stamp", "ts", "date", "datetime", "at", "epoch", "dt", "when"}
-_STAMPS = {"timestamp", "stamp", "ts", "epoch"}
+_BEFORE_AMOUNTS = {"num", "n", "nb", "count", "cnt", "total", "avg", "mean", "max", "min", "sum"}
+_BEFORE_AMOUNTS |= {"log", "per", "number"}
 _NUMBERED_IDS, _NUMBERED_NUMBERS = {"c", "cat", "categorical"}, {"i", "int", "n", "num"}
+STAMPS = {"timestamp", "stamp", "ts", "epoch"}  # of moments, and not of durations or clocks
+TIMES = STAMPS | {"time", "date", "datetime", "at", "dt", "when"}
+CALENDAR = {"hour": 24, "day": 31, "weekday": 7, "dow": 7, "week": 53, "month": 12}  # at most
 
 
 def is_id(name: str) -> bool:
     """Returns whether a name is that of an id or a category: `user_id`, `adgroupid`, `c7`."""
-    if _stem(name) in _NUMBERED_IDS:
-        return True
-    words = _words(name)
-    if is_amount(name) or not words:
-        return False
-    return words[-1] in _IDS or (words[-1].endswith(("id", "code")) and words[-1] not in _NOT_IDS)
+    last = last_word(name)
+    ends = last.endswith(("id", "code")) and last not in _NOT_IDS
+    return _stem(name) in _NUMBERED_IDS or (not is_amount(name) and (last in _IDS or ends))
 
 
 def is_amount(name: str) -> bool:
     """Returns whether a name is that of a number: `price`, `num_items`, `hours_per_week`, `i7`."""
     words = _words(name)
-    if _stem(name) in _NUMBERED_NUMBERS:
-        return True
-    if not words or words[-1] in ("id", "ids"):
-        return False
-    return words[-1] in _AMOUNTS or (len(words) > 1 and not _OF_AMOUNTS.isdisjoint(words[:-1]))
+    if is_numbered_number(name) or not words or words[-1] in ("id", "ids"):
+        return is_numbered_number(name)
+    return words[-1] in _AMOUNTS or not _BEFORE_AMOUNTS.isdisjoint(words[:-1])
 
 
 def is_numbered_number(name: str) -> bool:
@@ -65,19 +60,9 @@ def is_numbered_number(name: str) -> bool:
     return _stem(name) in _NUMBERED_NUMBERS
 
 
-def is_time(name: str) -> bool:
-    """Returns whether a name is that of a time: `created_at`, `timestamp`."""
-    return (_words(name) or [""])[-1] in _TIMES
-
-
-def is_time_stamp(name: str) -> bool:
-    """Returns whether a name is that of a moment, and not of a duration or a clock."""
-    return (_words(name) or [""])[-1] in _STAMPS
-
-
-def calendar_most(name: str) -> int | None:
-    """Returns the greatest number of a part of a date with that name: 12 of months."""
-    return _CALENDAR.get((_words(name) or [""])[-1])
+def last_word(name: str) -> str:
+    """Returns the last word of a name in lower case, without numbers at its end."""
+    return (_words(name) or [""])[-1]
 
 
 def _stem(name: str) -> str:
@@ -87,7 +72,6 @@ def _stem(name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """Returns the words of a name in lower case, without numbers at its end."""
     words = [word.lower() for word in _WORDS.findall(name)]
     while words and words[-1].isdigit():
         words.pop()

@@ -20,33 +20,20 @@ _MOST_SKIPPED = 0.01  # share of a file's lines; where more are no rows, the for
 
 @dataclass
 class Seen:
-    """Observations from reading the files of a draft, besides the values.
+    """Observations from reading the files of a draft, besides the values."""
 
-    Attributes:
-        nested: column of JSON -> its first value that is a map or a list of them.
-        mixed: columns of JSON with values in some rows and lists in others.
-        twice: columns whose name occurs several times, of which none is read.
-        lacking: column -> a file that does not have it.
-        spans: file -> rows that quoted cells extend over several lines.
-        skipped: file -> number of its rows that are no rows, and the first of them.
-    """
-
-    nested: dict[str, str] = field(default_factory=dict)
-    mixed: dict[str, None] = field(default_factory=dict)
-    twice: dict[str, None] = field(default_factory=dict)
-    lacking: dict[str, Path] = field(default_factory=dict)
-    spans: dict[Path, Spans] = field(default_factory=dict)
-    skipped: dict[Path, tuple[int, str]] = field(default_factory=dict)
+    unusable: dict[str, str] = field(default_factory=dict)  # column -> why no field can use it
+    nested: dict[str, str] = field(default_factory=dict)  # column of JSON -> its first map
+    mixed: dict[str, None] = field(default_factory=dict)  # columns of JSON with values and lists
+    spans: dict[Path, Spans] = field(default_factory=dict)  # rows of several lines
+    skipped: dict[Path, tuple[int, str]] = field(default_factory=dict)  # how many, and the first
 
     @property
     def left_out(self) -> dict[str, str]:
         """Returns the columns that no field can use, and why."""
         reasons = {name: f"nested, such as {value}" for name, value in self.nested.items()}
         reasons |= dict.fromkeys(self.mixed, "values in some rows, lists in others")
-        reasons |= dict.fromkeys(self.twice, "several columns have this name")
-        for name, path in self.lacking.items():
-            reasons[name] = f"{path} does not have it; prepare needs it in every file"
-        return reasons
+        return reasons | self.unusable
 
 
 def batches_of(
@@ -68,64 +55,57 @@ def batches_of(
         ValueError: a file is damaged, or lacks a column; the message names it.
     """
     seen = seen or Seen()
-    if len(files) > 1:
+    if len(files) > 1 and not files[0].kind.may_lack_columns:
         _note_lacking(files, text, needed, seen)
     for file in files:
-        kind, partition = file.kind, file.partition
-        if not isinstance(kind, Text):
-            for batch, _ in kind.batches(file, text, _once(file.columns(text), seen)):
-                yield batch
-            continue
-        spans = seen.spans.setdefault(file.path, Spans())
-        problems: dict[int, str] = {}
-        reading = Reading(
-            text, spans=spans, nested=seen.nested, mixed=seen.mixed, problems=problems
-        )
-        rows = skipped = 0
-        for names, lines, read in kind.read(file.path, reading, Cells(), set()):
-            wanted = [name for name in needed if name not in partition]
-            kind.check_names(file.path, names, text, wanted)
-            once = [name for name in _once(names, seen) if name not in partition]
-            arrays = {name: column for name, column in read.items() if name in once}
-            arrays |= {
-                name: pa.array([value] * len(lines), pa.string())
-                for name, value in partition.items()
-            }
-            batch = pa.record_batch(list(arrays.values()), names=list(arrays))
-            rows += len(lines)
-            if bad := [line for line in lines.tolist() if line in problems] if problems else []:
-                skipped += len(bad)
-                if skipped > _MOST_SKIPPED * rows:
-                    reading = reading._replace(problems=None)
-                    deque(kind.read(file.path, reading, Cells(), set()), 0)  # raises
-                problem = problems[bad[0]].partition("\t")[0]  # without the row
-                first = f"line {bad[0]}, {problem}"
-                seen.skipped[file.path] = skipped, seen.skipped.get(file.path, (0, first))[1]
-                batch = batch.filter(pa.array(~np.isin(lines, bad)))
-            yield batch
+        if isinstance(file.kind, Text):
+            yield from _text_batches(file, text, needed, seen)
+        else:
+            names = _once(file.columns(text), seen)
+            yield from (batch for batch, _ in file.kind.batches(file, text, names))
+
+
+def _text_batches(
+    file: TableFile, text: TextFormat, needed: Collection[str], seen: Seen
+) -> Iterator[pa.RecordBatch]:
+    assert isinstance(file.kind, Text)
+    path, partition, problems = file.path, file.partition, dict[int, str]()
+    spans = seen.spans.setdefault(path, Spans())
+    reading = Reading(text, spans=spans, nested=seen.nested, mixed=seen.mixed, problems=problems)
+    rows = skipped = 0
+    for names, lines, columns in file.kind.read(path, reading, Cells(), set()):
+        file.kind.check_names(path, names, text, [name for name in needed if name not in partition])
+        once = {*_once(names, seen)} - partition.keys()
+        arrays = {name: column for name, column in columns.items() if name in once}
+        arrays |= {n: pa.array([v] * len(lines), pa.string()) for n, v in partition.items()}
+        batch = pa.record_batch(arrays)
+        rows += len(lines)
+        if bad := [line for line in lines.tolist() if line in problems] if problems else []:
+            skipped += len(bad)
+            if skipped > _MOST_SKIPPED * rows:  # which a second reading raises
+                deque(file.kind.read(path, reading._replace(problems=None), Cells(), set()), 0)
+            problem = problems[bad[0]].partition("\t")[0]  # without the row
+            _, first = seen.skipped.get(path, (0, f"line {bad[0]}, {problem}"))
+            seen.skipped[path] = skipped, first
+            batch = batch.filter(pa.array(~np.isin(lines, bad)))
+        yield batch
 
 
 def _once(names: Sequence[str], seen: Seen) -> list[str]:
     """Returns the names that occur once, and notes the others."""
     counts = Counter(names)
-    seen.twice |= {name: None for name, count in counts.items() if count > 1}
-    return [name for name, count in counts.items() if count == 1]
+    twice = [name for name, count in counts.items() if count > 1]
+    seen.unusable |= dict.fromkeys(twice, "several columns have this name")
+    return [name for name in counts if name not in twice]
 
 
 def _note_lacking(
     files: Sequence[TableFile], text: TextFormat, needed: Collection[str], seen: Seen
 ) -> None:
-    """Notes columns that a file does not have, though others do."""
-    if files[0].kind.may_lack_columns:
-        return
-    every = {file.path: file.columns(text) for file in files}
-    known = dict.fromkeys(name for names in every.values() for name in names)
-    for path, names in every.items():
-        if not names:  # an empty file
-            continue
-        for name in known:
-            if name in names or name in seen.lacking:
-                continue
-            if name in needed:
-                check_columns(path, names, [name])
-            seen.lacking[name] = path
+    """Notes columns that a file does not have, though others do; empty files have none."""
+    named = {file.path: names for file in files if (names := file.columns(text))}
+    for name in dict.fromkeys(name for names in named.values() for name in names):
+        path = next((path for path, names in named.items() if name not in names), None)
+        if path is not None:
+            check_columns(path, named[path], [name] if name in needed else [])
+            seen.unusable[name] = f"{path} does not have it; prepare needs it in every file"

@@ -1,171 +1,160 @@
 """A column of a sampled table: its distinct values, how often they occur, and with which labels."""
 
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.columns import as_text, bits_of, dictionary_encoded, utf_8
 from dlrm.data.tables.kinds.types import is_list
-from dlrm.data.tables.lists import lists_of
-from dlrm.data.transform.values import FLOAT64_BITS, are_inexact
 
 NUMBERS, TEXT, TIMES, LISTS, OTHER = "numbers", "text", "times", "lists", "other"
-MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
-_NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_ZONE = "(Z|[+-][0-9]{2}:?[0-9]{2})$"
+SURE_MARKERS = ("?", "n/a", "nan", "null", "\\n")  # of missing values; they name no category
+MARKERS = (*SURE_MARKERS, "-", ".", "na", "nil", "none")  # in lower case
+NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_EXACT_BITS = {pa.float16(): 11, pa.float32(): 24}  # of integers that floats have all of; else 53
 _BINS = 20  # of equally many rows, in which the order of numbers shows
 _CLEAR = 4.0  # standard deviations beyond chance
 
 
 class Signal(NamedTuple):
-    """The share of the label's variance that a column explains, by its values or their order.
-
-    The share is clear if chance would not reach it once in many columns, and ordered if 20 ranges
-    of the values explain most of it. A column is pure if each value has one label.
-    """
+    """The share of the label's variance that a column explains, by its values or their order."""
 
     share: float = 0.0
-    clear: bool = False
-    ordered: bool = False
-    pure: bool = False
+    clear: bool = False  # chance would not reach the share once in many columns
+    ordered: bool = False  # 20 ranges of the values explain most of it
+    pure: bool = False  # each value has one label
 
 
 class Summary:
-    """The content of a column.
+    """The content of a column; text of numbers or of times in ISO 8601 is summarized as these.
 
     Attributes:
-        kind: NUMBERS, TEXT, TIMES or LISTS; OTHER for what no field can have. Text that is all
-            numbers or all times is still TEXT, and so are booleans.
-        missing: mask of the rows without a value, NaN included.
-        values, counts: the distinct values without infinite ones, and their rows.
-        numbers: the number of each value, of times in microseconds; NaN for other texts.
-        markers: texts that mean "missing" elsewhere, such as "?", and how often they occur.
-        others: texts that are neither numbers nor markers.
-        padded, exponents: whether text has numbers that begin with 0, as codes do, and exponents.
+        kind: NUMBERS, TEXT, TIMES or LISTS; OTHER for what no field can have.
+        rows, missing: number of rows, and of those without a value, NaN and markers included.
+        values, counts: the distinct values, and their rows.
+        markers: texts that mean "missing" somewhere, and their rows; of text, some are values.
         inexact: bits of the integers that its floats have all of, if some are beyond these, and so
             may stand for other integers; 0 if none are.
-        not_utf_8: the problem of a text that is not UTF-8; None if all are.
-        not_a_number, infinite: counts of numbers that are NaN, which are missing, and infinite.
-        is_time, zoned: whether all values are times, or texts in ISO 8601, and have a zone.
+        plain: whether numbers are written without exponents and plus signs.
         items, lengths: the summary of the values of lists, and the lengths of the lists.
 
     Args:
-        positive: which rows have a label that counts as 1.
+        positive: mask of the rows whose label counts as 1.
         text: the format of text, whose numbers may have marks.
     """
 
     items: "Summary | None" = None
-    not_utf_8: str | None = None
-    padded = exponents = is_time = zoned = False
-    inexact = not_a_number = infinite = 0
+    missing = _missing_positives = inexact = 0
+    plain = True
 
     def __init__(
         self,
         name: str,
-        array: pa.Array | pa.ChunkedArray,
+        array: pa.ChunkedArray,
         positive: np.ndarray,
         text: TextFormat | None = None,
     ) -> None:
-        self.name, self.type, self.kind = name, array.type, _kind(array.type)
-        if isinstance(array, pa.ChunkedArray) and self.kind != OTHER:
-            array = array.combine_chunks()
-        self.markers: dict[str, int] = {}
-        self.values = self.others = pa.array([], pa.string())
+        self.name, self.type, self.rows = name, array.type, len(array)
+        if pa.types.is_dictionary(self.type):
+            self.type = self.type.value_type
+        self.kind = _kind(self.type)
+        self.values, self.markers = pa.array([], pa.string()), dict[str, int]()
         self.counts = self._positives = self.lengths = np.empty(0, np.int64)
-        self.numbers: np.ndarray = np.empty(0)
-        self.missing: np.ndarray = np.zeros(len(array), bool)
         if self.kind == LISTS:
-            self.missing = _numpy(array.is_null())
-            items, self.lengths = lists_of(name, array)
-            self.items = Summary(name, items, np.repeat(positive, self.lengths))
+            self.missing = array.null_count
+            self.lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+            self.items = Summary(name, pc.list_flatten(array), np.repeat(positive, self.lengths))
         elif self.kind != OTHER:
-            values, codes = dictionary_encoded(name, array)
-            self.not_a_number = int(np.count_nonzero(codes < 0)) - array.null_count
-            if self.kind == TEXT:
-                values, codes = self._merged(values, codes, text)
-                numbers = _numbers_of(values)
-            elif self.kind == TIMES:
-                self.is_time, self.zoned = True, getattr(values.type, "tz", None) is not None
-                times = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-                numbers = _numpy(times).astype(np.float64)
-            else:
-                numbers = _numpy(values.cast(pa.float64(), safe=False))
-            self.missing = codes < 0
-            counts = np.bincount(codes[~self.missing], minlength=len(values))
-            positives = np.bincount(codes[~self.missing & positive], minlength=len(values))
-            self.infinite = int(counts[np.isinf(numbers)].sum())
-            kept = (counts > 0) & ~np.isinf(numbers)
-            self.values, self.numbers = values.filter(pa.array(kept)), numbers[kept]
-            self.counts, self._positives = counts[kept], positives[kept]
-            self._note_forms()
-        self._absent = [np.count_nonzero(self.missing), np.count_nonzero(self.missing & positive)]
+            array = array.cast(self.type)
+            if pa.types.is_floating(self.type):
+                array = array.cast(pa.float64())
+                nan = pc.is_nan(array).fill_null(False)
+                self.markers = {"nan": rows} if (rows := pc.sum(nan).as_py()) else {}
+                array = pc.if_else(nan, None, array)
+            self._count(array, np.ones(self.rows, np.int64), positive.astype(np.int64))
+            if pa.types.is_floating(self.type):
+                self._note_inexact(self.numbers, _EXACT_BITS.get(self.type, 53))
+            elif self.kind == TEXT:
+                self._read_text(text)
 
-    def _merged(
-        self, values: pa.Array, codes: np.ndarray, text: TextFormat | None
-    ) -> tuple[pa.Array, np.ndarray]:
-        """Returns texts without blanks and fractions of 0, and the index of each row's, or -1."""
-        texts, problems = utf_8(values)
-        self.not_utf_8 = next(iter(problems.values()), None)
-        texts = pc.utf8_trim_whitespace(as_text(texts))
+    def _count(self, values: pa.Array, rows: np.ndarray, positives: np.ndarray) -> None:
+        """Counts the rows of each distinct value, and those of null, which are missing."""
+        table = pa.table({"value": values, "rows": rows, "positives": positives})
+        sums = [("rows", "sum"), ("positives", "sum")]
+        table = table.group_by("value", use_threads=False).aggregate(sums)
+        there = _numpy(table["value"].is_valid())
+        rows, positives = (table[f"{name}_sum"].to_numpy() for name, _ in sums)
+        self.missing += int(rows[~there].sum())
+        self._missing_positives += int(positives[~there].sum())
+        self.values = table["value"].drop_null().combine_chunks()
+        self.counts, self._positives = rows[there], positives[there]
+
+    def _note_inexact(self, floats: np.ndarray, bits: int) -> None:
+        if ((np.abs(floats) >= 2.0**bits) & (np.abs(floats) < 2.0**64)).any():
+            self.inexact = bits
+
+    def _read_text(self, text: TextFormat | None) -> None:
+        """Merges texts of one value, and finds numbers, times, and markers of missing values."""
+        try:
+            texts = pc.utf8_trim_whitespace(self.values.cast(pa.string()))
+        except pa.ArrowInvalid:  # not UTF-8
+            self.kind, self.values, self.counts = OTHER, pa.array([], pa.string()), self.lengths
+            return
         if text is not None and text.has_marks:
-            texts = pa.array(map(text.plain_number, texts.to_pylist()), texts.type)
-        floats = texts.filter(pc.match_substring_regex(texts, _NUMBER))
-        floats = _numpy(floats.filter(pc.match_substring_regex(floats, "[.eE]")).cast(pa.float64()))
-        self.inexact = FLOAT64_BITS * bool(are_inexact(floats, FLOAT64_BITS).any())
-        merged = pc.replace_substring_regex(texts, r"^(-?(0|[1-9][0-9]*))\.0+$", r"\1")
-        merged = merged.dictionary_encode()
-        values, places = merged.dictionary, _numpy(merged.indices)
-        places = np.where(_numpy(pc.equal(values, "")), -1, np.arange(len(values)))[places]
-        return values, np.append(places, -1)[codes]
+            texts = pa.array(map(text.plain_number, texts.to_pylist()), pa.string())
+        self._note_inexact(_numbers_of(_with(texts, "[.eE]")), 53)
+        texts = pc.replace_substring_regex(texts, r"^(-?(0|[1-9][0-9]*))\.0+$", r"\1")
+        self._count(pc.if_else(pc.equal(texts, ""), None, texts), self.counts, self._positives)
+        values, lower = self.values, pc.utf8_lower(self.values)
+        marked, is_number = pc.is_in(lower, pa.array(MARKERS)), ~np.isnan(self.numbers)
+        numbers, rest = values.filter(pa.array(is_number)), pc.if_else(marked, None, values)
+        self.plain, padded = not len(_with(numbers, "[eE+]")), len(_with(numbers, "^0[0-9]+$"))
+        if is_number.any() and (is_number | _numpy(marked)).all() and not padded:
+            self.kind = NUMBERS
+        elif not is_number.any() and rest.null_count < len(rest) and (times := _times_of(rest)):
+            self.kind, rest = TIMES, times
+        else:
+            rest = pc.if_else(pc.is_in(lower, pa.array(SURE_MARKERS)), None, values)
+        rows = self.counts[_numpy(marked)].tolist()
+        self.markers = dict(zip(values.filter(marked).to_pylist(), rows, strict=True))
+        del self.numbers
+        self._count(rest, self.counts, self._positives)
 
-    def _note_forms(self) -> None:
-        """Notes the forms of texts, and floats that need not be exact."""
-        values, no_number = self.values, np.isnan(self.numbers)
-        if self.kind == TEXT:
-            texts = values.filter(pa.array(~no_number))
-            self.padded, self.exponents = _any(texts, "^0[0-9]+$"), _any(texts, "[eE+]")
-            marked = _numpy(pc.is_in(pc.utf8_lower(values), pa.array(MARKERS, values.type)))
-            marks = values.filter(pa.array(marked)).to_pylist()
-            self.markers = dict(zip(marks, self.counts[marked].tolist(), strict=True))
-            self.others = values.filter(pa.array(no_number & ~marked))
-            self.is_time = bool(no_number.all() and len(self.others)) and _are_times(self.others)
-            self.zoned = all_match(self.others, _ZONE)
-        elif pa.types.is_floating(values.type):
-            bits = bits_of(values.type)
-            self.inexact = bits * bool(are_inexact(self.numbers, bits).any())
-
-    @property
-    def is_number(self) -> bool:
-        """Returns whether all values are numbers, except markers of missing ones."""
-        if self.kind == TEXT:
-            return not np.isnan(self.numbers).all() and not self.padded and not len(self.others)
-        return self.kind == NUMBERS
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Returns the number of each value, of times in microseconds; NaN for other text."""
+        if pa.types.is_string(self.values.type):
+            return _numbers_of(self.values)
+        if self.kind == TIMES:
+            micros = self.values.cast(pa.timestamp("us"), safe=False)
+            return _numpy(micros.cast(pa.int64())).astype(np.float64)
+        return _numpy(self.values.cast(pa.float64(), safe=False))
 
     @cached_property
     def range(self) -> tuple[float, float]:
         """Returns the least and the greatest number; NaN without any."""
-        numbers = self.numbers[~np.isnan(self.numbers)]
+        numbers = self.numbers
         return (float(numbers.min()), float(numbers.max())) if len(numbers) else (np.nan, np.nan)
 
-    @cached_property
+    @property
     def whole(self) -> bool:
-        """Returns whether all numbers are integers."""
-        numbers = self.numbers[~np.isnan(self.numbers)]
-        return not self.infinite and bool((numbers == np.floor(numbers)).all())
+        """Returns whether all values are integers."""
+        return self.kind == NUMBERS and bool((self.numbers == np.floor(self.numbers)).all())
 
     @cached_property
     def signal(self) -> Signal:
         """Returns how much the values tell about the label; missing ones count as one value."""
-        absent = [[number] * (self._absent[0] > 0) for number in (*self._absent, np.inf)]
-        counts = np.append(self.counts, absent[0])
-        positives = np.append(self._positives, absent[1])
+        groups = len(self.counts) + (self.missing > 0)
+        counts = np.append(self.counts, self.missing)[:groups]
+        positives = np.append(self._positives, self._missing_positives)[:groups]
         rows, share = counts.sum(), positives.sum() / max(counts.sum(), 1)
         variance = share * (1 - share)
-        if variance <= 0 or len(counts) < 2:
+        if variance <= 0 or groups < 2:
             return Signal()
 
         def explained(counts: np.ndarray, positives: np.ndarray) -> float:
@@ -173,42 +162,36 @@ class Summary:
             apart = ((positives - counts * share) ** 2 / counts).sum() / variance
             return float((apart - (len(counts) - 1)) / rows)
 
-        order = np.argsort(np.append(self.numbers, absent[2]), kind="stable")
+        order = np.argsort(np.append(self.numbers, np.inf)[:groups], kind="stable")
         middles = np.cumsum(counts[order]) - counts[order] / 2
         _, ranges = np.unique((middles * _BINS / rows).astype(int), return_inverse=True)
-        in_ranges = (np.bincount(ranges, of[order]) for of in (counts, positives))
-        by_value, by_order = explained(counts, positives), explained(*in_ranges)
+        by_order = explained(*(np.bincount(ranges, of[order]) for of in (counts, positives)))
+        by_value = explained(counts, positives)
         chance = _CLEAR * np.sqrt((2 + (1 / variance - 6) / counts).clip(0).sum()) / rows
         pure = bool(((positives == 0) | (positives == counts)).all())
-        clear, ordered = bool(by_value > chance), by_order >= by_value / 2
-        return Signal(max(by_value, by_order), clear, ordered, pure)
+        return Signal(
+            max(by_value, by_order), bool(by_value > chance), by_order >= by_value / 2, pure
+        )
 
 
 def _numbers_of(texts: pa.Array) -> np.ndarray:
     """Returns the numbers of texts, NaN for others."""
-    texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
+    texts = pc.if_else(pc.match_substring_regex(texts, NUMBER), texts, None)
     numbers = _numpy(pc.replace_substring_regex(texts, r"^\+", "").cast(pa.float64()))
-    return np.where(np.isinf(numbers), np.nan, numbers)
+    return np.where(np.isinf(numbers), np.nan, numbers)  # 12e45678 is a code
 
 
-def _are_times(texts: pa.Array) -> bool:
-    """Returns whether texts are times in ISO 8601, with or without a zone."""
-    plain = pc.replace_substring_regex(texts, _ZONE, "")
-    plain = pc.replace_substring_regex(plain, r"(\.[0-9]{6})[0-9]+$", r"\1")
-    try:
-        plain.cast(pa.timestamp("us"))
-        return True
-    except pa.ArrowInvalid:
-        return False
+def _times_of(texts: pa.Array) -> pa.Array | None:
+    """Returns times in ISO 8601, all with a zone or all without; None of other texts."""
+    for zone, unit in product((None, "UTC"), ("us", "ns")):
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(pa.timestamp(unit, zone))
+    return None
 
 
-def all_match(texts: pa.Array, pattern: str) -> bool:
-    """Returns whether a pattern is found in all texts."""
-    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
-
-
-def _any(texts: pa.Array, pattern: str) -> bool:
-    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+def _with(texts: pa.Array, pattern: str) -> pa.Array:
+    """Returns the texts in which a pattern is found."""
+    return texts.filter(pc.match_substring_regex(texts, pattern))
 
 
 def _numpy(array: pa.Array) -> np.ndarray:
@@ -219,17 +202,9 @@ def _kind(kind: pa.DataType) -> str:
     types = pa.types
     if is_list(kind) and not types.is_nested(kind.value_type):
         return LISTS
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    tests: dict[str, list[Any]] = {
-        TEXT: [
-            types.is_string,
-            types.is_large_string,
-            types.is_binary,
-            types.is_large_binary,
-            types.is_boolean,
-            types.is_null,
-        ],
-        NUMBERS: [types.is_integer, types.is_floating, types.is_decimal],
-        TIMES: [types.is_timestamp, types.is_date],
-    }
-    return next((name for name, of in tests.items() if any(test(kind) for test in of)), OTHER)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return NUMBERS
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return TIMES
+    texts = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.bool_(), pa.null()}
+    return TEXT if kind in texts else OTHER

@@ -36,10 +36,9 @@ def times(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
         local = field.zone if zone is None else None
         unit = TIME_UNITS[array.type.unit]
         return _of_counts(name, array.cast(pa.int64()), unit, local, faults)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    digits = pa.types.is_integer(kind) and field.format is not None  # such as 20261120
+    if digits or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
-    if pa.types.is_integer(kind) and field.format is not None:  # such as 20261120
-        array, kind = as_text(array), pa.large_string()
     if pa.types.is_integer(kind):
         if field.unit is None:
             raise ValueError(

@@ -5,14 +5,15 @@ from dataclasses import replace
 
 from dlrm.command_line import flags_of, free_name, shell_line
 from dlrm.data.tables.draft import Draft, draft
-from dlrm.data.tables.fields import listed, shown_name
+from dlrm.data.tables.fields import shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.fields import Cross
 from dlrm.data.transform.schema import Schema
-from dlrm.documents import brief, one_line
+from dlrm.documents import one_line
+from dlrm.files import write_atomically
 from dlrm.flags import Values
 from dlrm.scripts.common.table_flags import text_format
 from dlrm.scripts.schema.flags import CROSS_BUCKETS, DraftConfig
@@ -40,8 +41,8 @@ def run(values: Values) -> None:
         text=text if isinstance(files[0].kind, Text) else None,
         seen=seen,
     )
-    drafted = replace(drafted, schema=with_crosses(drafted.schema, own.cross))
-    drafted.save(own.output, ", ".join(own.input))
+    drafted.schema = with_crosses(drafted.schema, own.cross)
+    write_atomically(own.output, drafted.text(", ".join(own.input)))
     notes = [note for path, spans in seen.spans.items() if (note := spans.note(path, text))]
     for note in notes[:_MOST_NOTES]:
         _say(note)
@@ -63,18 +64,12 @@ def with_crosses(schema: Schema, cross: Sequence[str]) -> Schema:
     Raises:
         ValueError: the flag has another form, or a field of it cannot be crossed.
     """
-    columns, crosses = schema.categorical_names, []
+    crosses = []
     for text in cross:
         names, _, buckets = text.partition(":")
         if buckets and not buckets.strip().isdecimal():
             raise ValueError(f"--cross {text}: expected FIELDS or FIELDS:BUCKETS, got {buckets!r}")
         fields = tuple(name.strip() for name in names.split(","))
-        for name in fields:
-            if name not in columns:
-                raise ValueError(
-                    f"--cross {text}: expected categorical fields among {', '.join(columns)}, got "
-                    f"{brief(name)}"
-                )
         crosses.append(Cross(fields, buckets=int(buckets or CROSS_BUCKETS)))
     return replace(schema, crosses=tuple(crosses))
 
@@ -82,10 +77,10 @@ def with_crosses(schema: Schema, cross: Sequence[str]) -> Schema:
 def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
     schema = drafted.schema
     _say(f"label:       {shown_name(schema.label.column)}, {drafted.label}")
-    print(f"numerical:   {len(schema.numerical)}")
-    print(f"categorical: {len(schema.categorical)}")
+    _say(f"numerical:   {len(schema.numerical)}")
+    _say(f"categorical: {len(schema.categorical)}")
     if schema.crosses:
-        print(f"crosses:     {listed([cross.column for cross in schema.crosses])}")
+        _say(f"crosses:     {', '.join(shown_name(cross.column) for cross in schema.crosses)}")
     if schema.time is not None:
         name = shown_name(schema.time.column)
         _say(f"time:        {name}; prepare tests on the rows after --test_from=TIME, if given")
@@ -93,17 +88,14 @@ def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
     markers |= {field.column: field.missing_values for field in schema.categorical}
     for name, texts in markers.items():
         if texts:
-            print(f"missing:     {', '.join(map(repr, texts))} in {shown_name(name)}")
+            _say(f"missing:     {', '.join(map(repr, texts))} in {shown_name(name)}")
     if drafted.in_doubt:
-        print(f"in doubt:    {listed(drafted.in_doubt)}: a number and an id each")
-    for name, why in drafted.disguised.items():
-        _say(f"in doubt:    {shown_name(name)}, {why}")
+        names = ", ".join(map(shown_name, drafted.in_doubt))
+        _say(f"in doubt:    {names}: a number and an id each")
     for name, why in drafted.left_out.items():
         _say(f"left out:    {shown_name(name)}, {why}")
-    for name, why in drafted.leaks.items():
-        _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
-    for name, why in drafted.inexact.items():
-        _say(f"warning:     {shown_name(name)} has {why}; prepare refuses it")
+    for name, why in drafted.warnings.items():
+        _say(f"warning:     {shown_name(name)} {why}")
     _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
     command = ["dlrm", "prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]
