@@ -16,6 +16,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
+from dlrm.data.sources.text_files import PACKED
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
@@ -147,7 +148,7 @@ class _Taking(Generic[T]):
         transform, first_row = self.predictor.row_transform, 0
         columns = len(transform.names) + self.config.labeled
         is_stdin = str(path) == "-"
-        if path.suffix in (".gz", ".zst"):
+        if path.suffix in PACKED:
             raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
         with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
             try:

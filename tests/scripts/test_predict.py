@@ -61,13 +61,10 @@ def test_standard_input_without_labels(trained, expected, tmp_path):
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected[:20], rtol=1e-5)
 
 
-AS_TEXT = pytest.mark.xfail(strict=True, reason="C9: its bytes are read as text")
 PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
-@pytest.mark.parametrize(
-    "suffix", [".gz", *(pytest.param(suffix, marks=AS_TEXT) for suffix in (".bz2", ".xz"))]
-)
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_a_packed_log_is_scored_or_named(trained, suffix, tmp_path):
     (path := tmp_path / f"log{suffix}").write_bytes(PACKED[suffix](trained.log.read_bytes()))
     done = predict(*flags_of(trained, path, tmp_path / "s.npy"))

@@ -74,7 +74,10 @@ def test_crosses_are_added_to_the_draft(tmp_path):
     ("cross", "message"),
     [
         ("a", "cross a: fields"),
-        ("a,b:x", "--cross a,b:x"),
+        (
+            "a,b:x",
+            "cross a_x_b:x: fields: expected categorical fields with one value a row, got 'b:x'",
+        ),
         ("a,b:0", "cross a_x_b: buckets"),
         ("a,n", "cross a_x_n: fields: expected categorical fields with one value a row, got "),
     ],
@@ -134,7 +137,11 @@ LOG = "\t".join(["1", *"5" * 13, *["0a"] * 26]) + "\n"
 TITLED = "Export of 2026\na,n,y\n" + "u,5,1\nv,6,0\n" * 30
 ADVICE = {  # a file, a command for it, and what it may not say
     "C13: the file is there": (LOG, "prepare --schema=criteo --output=d", "no such"),
-    "C17: no character can be written": ("a\x01y\nu\x011\n", r"schema --delimiter=\x01", "error"),
+    "C17: no character can be written": (
+        "a\x01y\nu\x011\nv\x010\n",
+        r"schema --delimiter=\x01",
+        "error",
+    ),
     "C18: the name has a colon": ("a:t,b:t,y\nu,v,1\nw,x,0\n", "schema --cross=a:t,b:t", "error"),
     "C19: both fail, too": (
         TITLED,
@@ -144,9 +151,11 @@ ADVICE = {  # a file, a command for it, and what it may not say
 }
 
 
+OPEN = pytest.mark.xfail(strict=True, reason="both fail, too")
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=name)) for name in ADVICE],
+    "fault", [pytest.param(name, marks=OPEN if "C19" in name else ()) for name in ADVICE]
 )
 def test_what_is_there_is_taken_and_no_advice_is_wrong(fault, tmp_path):
     text, command, wrong = ADVICE[fault]

@@ -129,6 +129,11 @@ def _parsed(text: str, field: TimeField) -> datetime:
             return datetime.strptime(text, field.format)
         return datetime.fromisoformat(_MORE_DIGITS.sub(r"\1", text.replace("Z", "+00:00")))
     except ValueError:
+        if field.format is None and field.unit is None and text.isdecimal():
+            raise ValueError(
+                f"expected timestamps, got the number {shown_text(text)}; time: {{unit: s}} in the "
+                "schema says that they are seconds since 1970"
+            ) from None
         example = "2026-11-20T08:00:00+00:00"
         expected = f"such as {example}" if field.format is None else f"of the form {field.format}"
         raise ValueError(f"expected a time {expected}, got {shown_text(text)}") from None

@@ -91,6 +91,10 @@ def find_days(
         ValueError: a day has an unknown form, occurs twice or is empty; there are fewer than 2, or
             not `num_days`.
     """
+    if folder.is_file():
+        raise NotADirectoryError(
+            f"{folder}: expected a folder of day files (INPUT_PATH), got a file"
+        )
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of day files (INPUT_PATH)")
     present, others = set[int](), list[tuple[Path, int]]()

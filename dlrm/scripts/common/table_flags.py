@@ -1,5 +1,6 @@
 """Settings of commands that read tables, such as the format of CSV, or prepare them."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,11 @@ PREPARATION = (("Preparation", PreparationOptions), ("Preparation", RunConfig))
 
 def text_format(values: Values) -> TextFormat:
     """Returns the format of CSV that the flags describe."""
-    tab = values["delimiter"] == r"\t"  # which a shell does not turn into a tab
-    return values.config(TextFormat, **({"delimiter": "\t"} if tab else {}))
+    given = values["delimiter"]
+    escaped = given is not None and re.fullmatch(r"\\(t|x[01][0-9a-fA-F])", given)
+    if escaped:  # which a shell does not turn into a character
+        return values.config(TextFormat, delimiter=given.encode().decode("unicode_escape"))
+    return values.config(TextFormat)
 
 
 def preparation(values: Values) -> dict[str, Any]:

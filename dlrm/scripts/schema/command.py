@@ -66,9 +66,9 @@ def with_crosses(schema: Schema, cross: Sequence[str]) -> Schema:
     """
     crosses = []
     for text in cross:
-        names, _, buckets = text.partition(":")
-        if buckets and not buckets.strip().isdecimal():
-            raise ValueError(f"--cross {text}: expected FIELDS or FIELDS:BUCKETS, got {buckets!r}")
+        names, _, buckets = text.rpartition(":")
+        if not buckets.strip().isdecimal():  # a name may have a colon
+            names, buckets = text, ""
         fields = tuple(name.strip() for name in names.split(","))
         crosses.append(Cross(fields, buckets=int(buckets or CROSS_BUCKETS)))
     return replace(schema, crosses=tuple(crosses))
