@@ -56,10 +56,10 @@ def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> A
 
 
 def log_parser(pb_utils: Any, reader: Reader) -> None:
-    """Logs once, in the server, that numpy reads raw rows instead of the native parser."""
+    """Logs once, in the server, that Python reads raw rows instead of the native parser."""
     if reader.transform and reader.transform.is_log and native.served is None:
         pb_utils.Logger.log_warn(
-            "dlrm: numpy reads raw rows, which takes several times as long, since the native "
+            "dlrm: Python reads raw rows, which takes about twenty times as long, since the native "
             f"parser cannot be used: {native.why_not_served}"
         )
 

@@ -113,7 +113,12 @@ class Reader:
             check_listed(directory, layout.TRANSFORM)
             self.transform = Transform.load(folder)
             self.transform.check_all()
-            self.transform.build()
+            try:
+                self.transform.build()
+            except ModuleNotFoundError as error:
+                raise ModuleNotFoundError(
+                    f"{error}; the server's Python needs pyarrow for raw rows of tables"
+                ) from error
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
         """Raises ValueError if an input is larger than any request may be; needs no data."""
