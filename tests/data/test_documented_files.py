@@ -367,6 +367,12 @@ def test_values(read):
 
 
 def test_times(read):
+    # a time in a numerical field, a duration in any
+    table = {"y": [0, 1], "c": ["a", "b"], "x": pa.array([datetime(2026, 7, 1)] * 2)}
+    read("a.parquet", table, "column 'x': expected numbers, got the type", **numbers())
+    table["x"] = pa.array([1, 2], pa.duration("s"))
+    read("a.parquet", table, "column 'x': expected numbers, got the type", **numbers())
+    read("a.parquet", table, "number of seconds", categorical=["x"])
     # epochs in s, ms, us, ns
     for unit, text in (("s", "1700000000.25"), ("ms", "1700000000250"), ("us", "1700000000250000")):
         time, expected = {"column": "t", "unit": unit}, ["2023-11-14T22:13:20.250000"]
