@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
-from dlrm.data.tables.kinds.binary_rows import BinaryRows
 from dlrm.data.tables.kinds.columnar import ArrowIpc, Orc, Parquet
 from dlrm.data.tables.kinds.delimited import Csv
 from dlrm.data.tables.kinds.json_lines import JsonLines
@@ -25,11 +24,6 @@ _NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", "
 _NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}
 _START = 1 << 12  # bytes that show what a file is
 _MOST_NAMED = 3
-
-
-def kind_named(name: str) -> Kind:
-    """Returns the kind with a name."""
-    return BinaryRows.named(name) or KINDS[name]
 
 
 def kind_of(path: Path) -> Kind | None:

@@ -1,14 +1,9 @@
 """Files of CSV."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from dlrm.data.sources.csv_rows import (
-    Reading,
-    check_names,
-    delimiter_hint,
-    read_csv,
-)
+from dlrm.data.sources.csv_rows import Reading, delimiter_hint, read_csv
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
@@ -34,19 +29,13 @@ class Csv(Text):
 
     def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
+        text = reading.text
         try:
             for names, lines, columns in read_csv(path, reading):
                 read = {n: c for n, c in zip(names, columns, strict=True) if c is not None}
                 numbers.difference_update(read)
-                text = reading.text
-                yield names, lines, {name: cells.array(name, read[name], text) for name in read}
+                yield names, lines, {n: cells.array(n, c, text) for n, c in read.items()}
         except ValueError as error:
-            if hint := delimiter_hint(path, reading.text):
+            if hint := delimiter_hint(path, text):
                 raise ValueError(f"{error}{hint}") from error
             raise
-
-    def check_names(
-        self, path: Path, names: Sequence[str], text: TextFormat, wanted: Sequence[str]
-    ) -> None:
-        """Raises ValueError if a file lacks columns or has one twice; see `Text.check_names`."""
-        check_names(path, names, text, wanted)

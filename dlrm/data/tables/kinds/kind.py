@@ -16,10 +16,7 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Kind:
-    """A kind of files: their names, and how their rows are read.
-
-    Subclasses of `Columnar` are divided into parts that tasks read; those of `Text` are first
-    copied to Arrow's format.
+    """A kind of files, of `Columnar` or of `Text`: their names, and how their rows are read.
 
     Attributes:
         name: its name in flags.
@@ -27,7 +24,6 @@ class Kind:
         suffixes: of the names of its files, in lower case, the most usual one first.
         delimited: whether rows are lines of cells, with names in the first line if anywhere.
         may_lack_columns: whether a row may leave out a value that it does not have.
-        files: files with the rows of a `TableFile` that has only their description.
     """
 
     name: str
@@ -35,7 +31,6 @@ class Kind:
     suffixes: tuple[str, ...] = ()
     delimited = False
     may_lack_columns = False
-    files: Sequence[Path] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -88,11 +83,6 @@ class TableFile(NamedTuple):
     kind: Kind
     root: Path | None = None
     frame: Any = None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Returns the file, and the others that its kind reads with it."""
-        return [self.path, *self.kind.files]
 
     @property
     def partition(self) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import Reading, Spans
+from dlrm.data.sources.csv_rows import Reading, Spans, check_names
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
@@ -38,6 +38,8 @@ class Text(Kind):
         self, path: Path, names: Sequence[str], text: TextFormat, wanted: Sequence[str]
     ) -> None:
         """Raises ValueError if a file lacks columns that all rows must have, or has one twice."""
+        if not self.may_lack_columns:
+            check_names(path, names, text, wanted)
 
     def batches(
         self,
@@ -52,8 +54,7 @@ class Text(Kind):
         cells = cells or Cells()
         partition = {name: value for name, value in file.partition.items() if name in columns}
         in_file = [name for name in columns if name not in partition]
-        reading = Reading(text, cells.separators, in_file, spans=spans)
-        numbers = set(in_file)
+        reading, numbers = Reading(text, cells.separators, in_file, spans=spans), set(in_file)
         for names, lines, arrays in self.read(file.path, reading, cells, numbers):
             if twice := [name for name in in_file if names.count(name) > 1]:
                 raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
