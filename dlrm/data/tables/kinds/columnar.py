@@ -48,17 +48,11 @@ def first_line(error: BaseException) -> str:
 
 
 class Groups:
-    """An open file.
-
-    Attributes:
-        schema: its columns.
-        num_groups: the number of groups of rows.
-        size: bytes of the file.
-    """
+    """An open file."""
 
     schema: pa.Schema
     num_groups: int
-    size: int
+    size: int  # bytes of the file
 
     def rows(self, number: int) -> int:
         """Returns the number of rows of a group."""
@@ -72,28 +66,17 @@ class Groups:
         return self.size * number // self.num_groups, self.size * (number + 1) // self.num_groups
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields a group's rows, about `BATCH_VALUES` values at a time.
-
-        Args:
-            number: the group.
-            columns: one or more columns of the file, which has each name once.
-        """
+        """Yields rows of a group with one or more columns, about `BATCH_VALUES` at a time."""
         raise NotImplementedError
 
 
 class Columnar(Kind):
-    """A kind of files with columns in groups of rows.
+    """A kind of files with columns in groups of rows."""
 
-    Attributes:
-        magic: the first bytes of its files.
-        group: the name of a group in messages.
-    """
-
-    magic: bytes
-    group: str
+    magic: bytes  # begins its files
+    group: str  # in messages
 
     def begins(self, start: bytes) -> bool:
-        """Returns whether a file begins with `magic`."""
         return start.startswith(self.magic)
 
     def groups_of(self, path: str | Path) -> Groups:
@@ -101,20 +84,15 @@ class Columnar(Kind):
         raise NotImplementedError
 
     def open(self, path: str | Path, source: str | Path) -> Groups:
-        """Opens a file.
-
-        Args:
-            path: the file.
-            source: its name for messages.
+        """Opens a file; `source` names it in messages.
 
         Raises:
-            ValueError: the file is of another kind, or damaged; the message names it.
+            ValueError: the file is of another kind, or damaged.
         """
         with arrow_errors(f"{source}: no {self.title} file, or damaged"):
             return self.groups_of(path)
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
-        """Returns the names of the columns; see `Kind.names`."""
         return list(self.open(path, path).schema.names)
 
     def read(
@@ -129,13 +107,11 @@ class Columnar(Kind):
 
         Args:
             opened, source: the file, and its name for messages.
-            number: the group.
             columns: names of the columns to read; missing ones are left out.
             partition: columns with one value, which take precedence over those of the file.
 
         Raises:
-            ValueError: the group is damaged, or the file has two columns of one name; the message
-                has file and group.
+            ValueError: the group is damaged, or the file has two columns of one name.
         """
         names = opened.schema.names
         if twice := [name for name in columns if names.count(name) > 1]:
@@ -143,15 +119,13 @@ class Columnar(Kind):
         added = {name: value for name, value in partition.items() if name in columns}
         wanted = [name for name in columns if name in names and name not in added]
         with arrow_errors(f"{source}: {self.group} {number}: damaged"):
-            batches = opened.batches(number, wanted) if wanted else _empty(opened.rows(number))
-            for batch in batches:
+            for batch in opened.batches(number, wanted) if wanted else _empty(opened.rows(number)):
                 for name, value in added.items():
                     constant = pa.array([value] * batch.num_rows, pa.string())
                     batch = batch.append_column(name, constant)
                 yield batch
 
     def rows(self, opened: Groups, source: str | Path, number: int) -> int:
-        """Returns the number of rows of a group; see `read`."""
         with arrow_errors(f"{source}: {self.group} {number}: damaged"):
             return opened.rows(number)
 
@@ -164,7 +138,6 @@ class Columnar(Kind):
         spans: Spans | None = None,
         seen: set[str] | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, Locate]]:
-        """Yields the rows of a file; see `Kind.batches`."""
         opened, partition = self.open(file.path, file.path), file.partition
         if seen is not None:
             seen |= {*opened.schema.names, *partition}
@@ -185,19 +158,17 @@ def _empty(rows: int) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_struct_array(structs)] if rows else []
 
 
-def rows_at_once(rows: int, values: int) -> int:
-    """Returns the number of a group's rows to read at a time, given the number of their values."""
+def _rows_at_once(rows: int, values: int) -> int:
     return max(BATCH_VALUES * rows // max(values, 1), 1)
 
 
-def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields a group's rows, about `BATCH_VALUES` values at a time."""
     values = sum(
         len(column.flatten()) if is_list(column.type) else len(column) for column in batch.columns
     )
-    size = rows_at_once(batch.num_rows, values)
-    for begin in range(0, batch.num_rows, size):
-        yield batch.slice(begin, size)
+    size = _rows_at_once(batch.num_rows, values)
+    return (batch.slice(begin, size) for begin in range(0, batch.num_rows, size))
 
 
 class Parquet(Columnar):
@@ -207,7 +178,6 @@ class Parquet(Columnar):
     suffixes = (".parquet", ".pq", ".parq")
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file; see `Columnar.groups_of`."""
         return _RowGroups(path)
 
 
@@ -236,7 +206,7 @@ class _RowGroups(Groups):
             if chunk.path_in_schema in columns
             or any(chunk.path_in_schema.startswith(f"{name}.") for name in columns)
         )
-        size = rows_at_once(self.rows(number), values)
+        size = _rows_at_once(self.rows(number), values)
         yield from self._with_indices.iter_batches(size, [number], columns, use_threads=False)
 
     def _chunks(self, number: int) -> Iterator[Any]:
@@ -268,11 +238,8 @@ class Orc(Columnar):
         return super().begins(start) and _NO_TEXT.search(start) is not None
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file; see `Columnar.groups_of`."""
-        try:
-            from pyarrow.orc import ORCFile
-        except ImportError as error:  # some builds of pyarrow leave it out
-            raise ValueError(f"{path}: expected a pyarrow with ORC, got none ({error})") from error
+        from pyarrow.orc import ORCFile  # which some builds of pyarrow leave out
+
         return _Stripes(ORCFile(str(path)))
 
 
@@ -290,7 +257,7 @@ class _Stripes(Groups):
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         stripe = self._file.read_stripe(number, list(columns))
         arrays = [a.dictionary_encode() if is_text(a.type) else a for a in stripe.columns]
-        yield from slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
+        yield from _slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
 
 
 class ArrowIpc(Columnar):
@@ -304,7 +271,6 @@ class ArrowIpc(Columnar):
         return start.startswith((self.magic, _STREAM))
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file or a stream; see `Columnar.groups_of`."""
         mapped = pa.memory_map(str(path))
         if not mapped.size():
             raise pa.ArrowInvalid("0 bytes")
@@ -313,8 +279,6 @@ class ArrowIpc(Columnar):
 
 
 class _Batches(Groups):
-    """Record batches."""
-
     def __init__(self, mapped: pa.MemoryMappedFile, schema: pa.Schema) -> None:
         self._mapped, self.schema, self.size = mapped, schema, mapped.size()
 
@@ -323,7 +287,7 @@ class _Batches(Groups):
         for array in batch.columns:  # whose offsets and indices nothing has checked yet
             array.view(text_as_bytes(array.type)).validate(full=True)
         schema = pa.schema([plain_field(field) for field in batch.schema])
-        for part in slices(batch):
+        for part in _slices(batch):
             arrays = map(plain_array, part.columns, schema.types)
             yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
 

@@ -51,7 +51,6 @@ class JsonLines(Text):
         return list(reader.names)
 
     def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
-        """Yields the rows of a file, most of them read by the compiled host code."""
         reader, size = _Reader(path, reading), reading.text.chunk_rows
 
         def rows_of(lines: list[int], rows: list[dict[str, Cell]]) -> Rows:

@@ -16,21 +16,13 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Kind:
-    """A kind of files, of `Columnar` or of `Text`: their names, and how their rows are read.
+    """A kind of files, of `Columnar` or of `Text`: their names, and how their rows are read."""
 
-    Attributes:
-        name: its name in flags.
-        title: its name in messages.
-        suffixes: of the names of its files, in lower case, the most usual one first.
-        delimited: whether rows are lines of cells, with names in the first line if anywhere.
-        may_lack_columns: whether a row may leave out a value that it does not have.
-    """
-
-    name: str
-    title: str
-    suffixes: tuple[str, ...] = ()
-    delimited = False
-    may_lack_columns = False
+    name: str  # in flags
+    title: str  # in messages
+    suffixes: tuple[str, ...] = ()  # of files, in lower case, the most usual one first
+    delimited = False  # rows are lines of cells, with names in the first line if anywhere
+    may_lack_columns = False  # a row may leave out a value that it does not have
 
     def __str__(self) -> str:
         return self.name
@@ -62,8 +54,7 @@ class Kind:
             seen: receives the names of the columns that the file has.
 
         Raises:
-            ValueError: the file is damaged, or two columns have one name; the message has file and
-                place.
+            ValueError: the file is damaged, or two columns have one name.
         """
         raise NotImplementedError
 
