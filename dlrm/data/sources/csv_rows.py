@@ -26,40 +26,28 @@ from dlrm.data.sources.text_files import (
 from dlrm.data.sources.text_format import NONE, TextFormat
 
 DELIMITERS = (",", ";", "\t", "|")
+CHUNK_ROWS = 1 << 16  # read at a time
 _BLOCK_BYTES = 16 << 20
 _HEAD_BYTES = 1 << 16  # in which the first line is
 _MOST_LINES = 100  # of a row, as in csv_block.h
 
 
 class Chunk(NamedTuple):
-    """Some rows of a text file.
-
-    Attributes:
-        names: names of all columns.
-        lines: number of the line on which each row ends.
-        columns: the cells of each column as text, as indices of distinct texts or as float64; None
-            for columns that were not asked for.
-    """
+    """Some rows of a text file, whose cells are text, indices of distinct texts or float64."""
 
     names: list[str]
-    lines: np.ndarray
-    columns: list[pa.Array | None]
+    lines: np.ndarray  # on which each row ends
+    columns: list[pa.Array | None]  # None for those that were not asked for
 
 
 @dataclass
 class Spans:
-    """The lines of a file that are read, and rows that quoted cells extend over several of them.
-
-    Attributes:
-        read: number of lines that have been read.
-        rows, lines: number of such rows, and of their lines.
-        first: the line at which the first begins; 0 if there is none.
-    """
+    """The number of lines read, and the rows that quoted cells extend over several of them."""
 
     read: int = 0
     rows: int = 0
-    lines: int = 0
-    first: int = 0
+    lines: int = 0  # of these rows
+    first: int = 0  # at which the first of them begins
 
     def note(self, path: Path | str, text: TextFormat) -> str | None:
         """Returns a line about such rows of a file, or None without any."""
@@ -78,21 +66,16 @@ class Reading(NamedTuple):
     """Columns to read of a file of text, and what is noted meanwhile.
 
     Attributes:
-        text: format of the file.
         lists: the columns of lists, where cells can be lists; None allows lists anywhere.
         columns: the columns to read; None is all. Missing ones are left out.
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
-        spans: counts lines, and rows of several lines.
         nested: receives the columns of JSON that are neither values nor lists, which have no cells,
             with the first line of each; None refuses them.
         mixed: receives the columns of JSON with values in some rows and lists in others, which have
             no cells; None makes cells of all.
-        distinct: the columns that may be indices of distinct texts, where this is cheap.
-        within: the lines to read, of which the first may be a header; None is all.
         numbers: the columns that may be float64, from which those with other texts than usual
             numbers are removed.
-        content: the text to read in place of the file.
     """
 
     text: TextFormat
@@ -102,10 +85,10 @@ class Reading(NamedTuple):
     spans: Spans | None = None
     nested: dict[str, str] | None = None
     mixed: dict[str, None] | None = None
-    distinct: Collection[str] = ()
-    within: ByteRange | None = None
+    distinct: Collection[str] = ()  # columns that may be indices of distinct texts
+    within: ByteRange | None = None  # lines to read, of which the first may be a header
     numbers: set[str] = set()  # of none, which nothing is removed from
-    content: bytes | None = None
+    content: bytes | None = None  # to read in place of the file
 
     def keep(self, names: Sequence[str]) -> list[int]:
         """Returns what `native` keeps of columns."""
@@ -145,15 +128,15 @@ def read_csv(path: Path, reading: Reading) -> Iterator[Chunk]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    blocks, size = _Blocks(path, reading), reading.text.chunk_rows
+    blocks = _Blocks(path, reading)
     if not (names := blocks.names()):
         return
     kept = [reading.columns is None or name in reading.columns for name in names]
     empty = [pa.array([], pa.string()) if keep else None for keep in kept]
     yield Chunk(names, np.empty(0, np.int64), empty)
     while (chunk := blocks.rows(names)) is not None:
-        for begin in range(0, len(chunk.lines), size):
-            part = slice(begin, begin + size)
+        for begin in range(0, len(chunk.lines), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
             columns = [None if column is None else column[part] for column in chunk.columns]
             yield Chunk(names, chunk.lines[part], columns)
 

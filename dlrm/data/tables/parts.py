@@ -19,31 +19,21 @@ _BATCH_ROWS = 1 << 16  # of small files
 class FilePart(NamedTuple):
     """Groups [begin, end) of the rows of a file, such as row groups of Parquet.
 
-    Attributes:
-        path: the file to read.
-        source: the user's file, from which another one was staged, or `path`.
-        kind: the kind of the file to read.
-        staged: whether the file is a copy: of text, with the lines in `LINE`, or of a table in
-            memory.
-        file: its number among all files.
-        partition: columns from the names of folders, such as `day=2026-11-20`.
-        begin, end: its groups.
-        first_of_file: number of rows before the part's first in this file.
-        rows: number of rows.
-        size: bytes of the groups on disk.
+    A staged file is a copy of the source: of text, with the lines in `LINE`, or of a table in
+    memory.
     """
 
     path: str
-    source: str
+    source: str  # the user's file
     kind: Columnar
     staged: bool
-    file: int
-    partition: dict[str, str | None]
+    file: int  # its number among all files
+    partition: dict[str, str | None]  # columns from names of folders, such as day=2026-11-20
     begin: int
     end: int
-    first_of_file: int
+    first_of_file: int  # number of rows before these in the file
     rows: int
-    size: int
+    size: int  # bytes of the groups on disk
 
     @property
     def content(self) -> str:
@@ -59,12 +49,11 @@ class FilePart(NamedTuple):
         while of_group >= (rows := opened.rows(group)):
             group, of_group = group + 1, of_group - rows
         if LINE in opened.schema.names:
-            batches = self.kind.read(opened, self.source, group, [LINE], {})
-            line = pa.Table.from_batches(batches).column(0)[of_group].as_py()
-            return f"{self.source}, line {line}"
+            lines = pa.Table.from_batches(opened.read(group, [LINE], {})).column(0)
+            return f"{self.source}, line {lines[of_group]}"
         if self.staged:
             return f"{self.source}, row {self.first_of_file + row}"
-        return self.kind.where(self.source, group, 0, of_group)
+        return opened.where(group, of_group)
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
@@ -74,10 +63,10 @@ class FilePart(NamedTuple):
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, some at a time; see `Columnar.read`."""
+        """Yields the rows, some at a time; see `Groups.read`."""
         opened = self.kind.open(self.path, self.source)
         for group in range(self.begin, self.end):
-            yield from self.kind.read(opened, self.source, group, columns, self.partition)
+            yield from opened.read(group, columns, self.partition)
 
     def read_together(self, parts: Any, columns: Any, facts: Any) -> None:
         """Returns None: the files are read one by one; see `TextPart.read_together`."""
@@ -117,7 +106,7 @@ def parts_of_file(
     for group in range(opened.num_groups):
         first, last = opened.byte_range(group)
         size += last - first
-        rows += kind.rows(opened, file.path, group)
+        rows += opened.count(group)
         if size >= part_bytes or group + 1 == opened.num_groups:
             yield FilePart(*facts, begin, group + 1, of_file, rows, size)
             of_file += rows
@@ -142,18 +131,11 @@ def footer_begin(path: str | Path) -> int:
 
 
 class Part(NamedTuple):
-    """Rows that one task reads: a part of a file, or small files together.
+    """Rows that one task reads: a part of a file, or small files together."""
 
-    Attributes:
-        parts: each a `FilePart` or a `TextPart`.
-        first_row: number of rows before the part's first, in all files.
-        crc: CRC-32 of the bytes of each when they were counted, which later reads verify; None if
-            unknown.
-    """
-
-    parts: Sequence[Any]
-    first_row: int = 0
-    crc: list[int] | None = None
+    parts: Sequence[Any]  # each a `FilePart` or a `TextPart`
+    first_row: int = 0  # number of rows before these, in all files
+    crc: list[int] | None = None  # CRC-32 of each when it was counted, which later reads verify
 
     @property
     def file(self) -> int:

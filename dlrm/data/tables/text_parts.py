@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,58 +27,34 @@ _PACKED = 8  # times the size of a compressed file that its text may have
 
 
 class TextColumns(NamedTuple):
-    """Says what to read of text.
-
-    Attributes:
-        text: its format.
-        columns: the columns to read.
-        quarantine: whether to accept rows that cannot be read.
-        cells: the columns of lists and of numbers in text.
-        floats: columns of text that may become float64, in batches without other texts.
-    """
+    """Says what to read of text."""
 
     text: TextFormat
     columns: Sequence[str]
-    quarantine: bool
+    quarantine: bool  # accept rows that cannot be read
     cells: Cells
-    floats: Sequence[str]
+    floats: Sequence[str]  # may become float64, in batches without other texts
 
 
 class Measured(NamedTuple):
-    """The rows of a part.
-
-    Attributes:
-        rows, lines: their number, and that of lines.
-        names: names of the columns that were found.
-        notes: lines about rows of several lines.
-        numbers: of the columns that were read, those of nothing but numbers of JSON.
-    """
+    """Numbers of the rows and lines of a part, and names of its columns."""
 
     rows: int
     lines: int
     names: list[str]
-    notes: list[str]
-    numbers: list[str]
+    notes: list[str]  # about rows of several lines
+    numbers: list[str]  # columns that were read, of nothing but numbers of JSON
 
 
 class TextPart(NamedTuple):
-    """A file, or a range of its lines.
-
-    Attributes:
-        table: the file.
-        file: its number among all files.
-        how: what is read of it.
-        within: the lines; None is all.
-        names: columns of the CSV whose lines these are, of which only the first can be a header.
-        rows: number of rows, once it is known.
-    """
+    """A file, or a range of its lines."""
 
     table: TableFile
-    file: int
+    file: int  # its number among all files
     how: TextColumns
     within: ByteRange | None = None
-    names: tuple[str, ...] = ()
-    rows: int = 0
+    names: tuple[str, ...] = ()  # of a CSV's range, of which only the first can have a header
+    rows: int = 0  # once their number is known
 
     @property
     def source(self) -> str:
@@ -105,9 +80,8 @@ class TextPart(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether the file is not compressed."""
-        path = self.table.path
-        return self.how.text.compression == "none" or compression_of(path) == "none"
+        """Whether the file is not compressed."""
+        return "none" in (self.how.text.compression, compression_of(self.table.path))
 
     @property
     def text_size(self) -> int:
@@ -190,15 +164,17 @@ def copy(part: TextPart, path: str) -> Measured:
     """
     how = part.how._replace(floats=())  # which batches have in different types
     batches = _read(part._replace(how=how), [*how.columns, LINE, PROBLEM])
-    with ExitStack() as stack:
-        writers: list[Any] = []
+    writer = None
 
-        def write(batch: pa.RecordBatch) -> None:
-            if not writers:
-                writers.append(stack.enter_context(pa.ipc.new_stream(path, batch.schema)))
-            writers[0].write_batch(batch)
+    def write(batch: pa.RecordBatch) -> None:
+        nonlocal writer
+        writer = writer or pa.ipc.new_stream(path, batch.schema)
+        writer.write_batch(batch)
 
-        return _drain(batches, write)
+    measured = _drain(batches, write)
+    if writer is not None:
+        writer.close()
+    return measured
 
 
 def measure(part: Part) -> list[Measured | None]:
@@ -230,29 +206,25 @@ def text_parts(
     Args:
         part_bytes: approximate maximum size of a part.
     """
-    parts: list[TextPart] = []
-    for number, file in files:
-        whole = TextPart(file, number, how)
-        parts += (whole.text_size > part_bytes and _ranges(whole, part_bytes)) or [whole]
-    return parts
+    wholes = (TextPart(file, number, how) for number, file in files)
+    return [part for whole in wholes for part in _divided(whole, part_bytes)]
 
 
-def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
-    """Returns parts of the lines of a file; none if they cannot be read on their own."""
-    file, text = part.table, part.how.text
-    if other_encoding(text) is not None or not part.is_plain:
-        return []
+def _divided(part: TextPart, part_bytes: int) -> list[TextPart]:
+    """Returns parts of the lines of a file, or the file if they cannot be read on their own."""
+    kind, text = part.table.kind, part.how.text
     names: tuple[str, ...] = ()
-    if file.kind.delimited:
-        if text.escape not in (None, NONE):
-            return []
-        names = tuple(file.kind.names(file.path, text))
-        if len(names) < 2 or any("\n" in name or "\r" in name for name in names):
-            return []  # blank lines of one column are errors, which others decide on
-    size = file.path.stat().st_size
-    count = -(-size // part_bytes)
-    ends = [size * (i + 1) // count for i in range(count)]
-    ranges = itertools.starmap(ByteRange, itertools.pairwise([0, *ends]))
+    if part.size <= part_bytes or not part.is_plain or other_encoding(text) is not None:
+        return [part]
+    if kind.delimited:
+        names = tuple(kind.names(part.table.path, text))
+        of_lines = not any("\n" in name or "\r" in name for name in names)
+        # Blank lines of one column are errors, which others decide on.
+        if len(names) < 2 or not of_lines or text.escape not in (None, NONE):
+            return [part]
+    count = -(-part.size // part_bytes)
+    ends = [part.size * i // count for i in range(count + 1)]
+    ranges = itertools.starmap(ByteRange, itertools.pairwise(ends))
     return [part._replace(within=within, names=names) for within in ranges]
 
 

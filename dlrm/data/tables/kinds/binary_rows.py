@@ -36,6 +36,9 @@ class _Blocks(Groups):
     def rows(self, number: int) -> int:
         return min(_BLOCK_ROWS, len(self._rows) - number * _BLOCK_ROWS)
 
+    def where(self, number: int, row: int, done: int = 0) -> str:
+        return f"{self.source}, row {number * _BLOCK_ROWS + done + row}"
+
     def byte_range(self, number: int) -> tuple[int, int]:
         begin = number * _BLOCK_ROWS
         return begin * self._row_bytes, (begin + self.rows(number)) * self._row_bytes
@@ -67,7 +70,3 @@ class BinaryRows(Columnar):
 
     def groups_of(self, path: str | Path) -> Groups:
         return _Blocks(path, *self._features)
-
-    def where(self, source: str | Path, number: int, done: int, row: int) -> str:
-        """Returns the location of a row, which is that in the file."""
-        return f"{source}, row {number * _BLOCK_ROWS + done + row}"

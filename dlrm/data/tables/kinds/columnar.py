@@ -48,11 +48,13 @@ def first_line(error: BaseException) -> str:
 
 
 class Groups:
-    """An open file."""
+    """An open file, whose name for messages is `source`."""
 
     schema: pa.Schema
     num_groups: int
     size: int  # bytes of the file
+    kind: "Columnar"
+    source: str
 
     def rows(self, number: int) -> int:
         """Returns the number of rows of a group."""
@@ -68,6 +70,39 @@ class Groups:
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields rows of a group with one or more columns, about `BATCH_VALUES` at a time."""
         raise NotImplementedError
+
+    def where(self, number: int, row: int, done: int = 0) -> str:
+        """Returns the location of a row of a group, after `done` others."""
+        return f"{self.source}, {self.kind.group} {number}, row {done + row}"
+
+    def count(self, number: int) -> int:
+        """Returns the number of rows of a group, or raises ValueError with its name."""
+        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+            return self.rows(number)
+
+    def read(
+        self, number: int, columns: Sequence[str], partition: Mapping[str, str | None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a group, some at a time, with columns of text as Arrow has them.
+
+        Args:
+            columns: names of the columns to read; missing ones are left out.
+            partition: columns with one value, which take precedence over those of the file.
+
+        Raises:
+            ValueError: the group is damaged, or the file has two columns of one name.
+        """
+        names = self.schema.names
+        if twice := [name for name in columns if names.count(name) > 1]:
+            raise ValueError(f"{self.source}: two columns are called {twice[0]!r}")
+        added = {name: value for name, value in partition.items() if name in columns}
+        wanted = [name for name in columns if name in names and name not in added]
+        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+            for batch in self.batches(number, wanted) if wanted else _empty(self.rows(number)):
+                for name, value in added.items():
+                    constant = pa.array([value] * batch.num_rows, pa.string())
+                    batch = batch.append_column(name, constant)
+                yield batch
 
 
 class Columnar(Kind):
@@ -90,44 +125,12 @@ class Columnar(Kind):
             ValueError: the file is of another kind, or damaged.
         """
         with arrow_errors(f"{source}: no {self.title} file, or damaged"):
-            return self.groups_of(path)
+            opened = self.groups_of(path)
+        opened.kind, opened.source = self, str(source)
+        return opened
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         return list(self.open(path, path).schema.names)
-
-    def read(
-        self,
-        opened: Groups,
-        source: str | Path,
-        number: int,
-        columns: Sequence[str],
-        partition: Mapping[str, str | None],
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a group, some at a time, with columns of text as Arrow has them.
-
-        Args:
-            opened, source: the file, and its name for messages.
-            columns: names of the columns to read; missing ones are left out.
-            partition: columns with one value, which take precedence over those of the file.
-
-        Raises:
-            ValueError: the group is damaged, or the file has two columns of one name.
-        """
-        names = opened.schema.names
-        if twice := [name for name in columns if names.count(name) > 1]:
-            raise ValueError(f"{source}: two columns are called {twice[0]!r}")
-        added = {name: value for name, value in partition.items() if name in columns}
-        wanted = [name for name in columns if name in names and name not in added]
-        with arrow_errors(f"{source}: {self.group} {number}: damaged"):
-            for batch in opened.batches(number, wanted) if wanted else _empty(opened.rows(number)):
-                for name, value in added.items():
-                    constant = pa.array([value] * batch.num_rows, pa.string())
-                    batch = batch.append_column(name, constant)
-                yield batch
-
-    def rows(self, opened: Groups, source: str | Path, number: int) -> int:
-        with arrow_errors(f"{source}: {self.group} {number}: damaged"):
-            return opened.rows(number)
 
     def batches(
         self,
@@ -143,13 +146,9 @@ class Columnar(Kind):
             seen |= {*opened.schema.names, *partition}
         for number in range(opened.num_groups):
             done = 0
-            for batch in self.read(opened, file.path, number, columns, partition):
-                yield batch, partial(self.where, file.path, number, done)
+            for batch in opened.read(number, columns, partition):
+                yield batch, partial(opened.where, number, done=done)
                 done += batch.num_rows
-
-    def where(self, source: str | Path, number: int, done: int, row: int) -> str:
-        """Returns the location of a row after `done` others of a group."""
-        return f"{source}, {self.group} {number}, row {done + row}"
 
 
 def _empty(rows: int) -> list[pa.RecordBatch]:

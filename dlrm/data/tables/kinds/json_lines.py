@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources import native
-from dlrm.data.sources.csv_rows import Reading, Spans, array_of_cells
+from dlrm.data.sources.csv_rows import CHUNK_ROWS, Reading, Spans, array_of_cells
 from dlrm.data.sources.row_error import LineError
 from dlrm.data.sources.text_files import (
     has_lone_returns,
@@ -51,7 +51,7 @@ class JsonLines(Text):
         return list(reader.names)
 
     def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
-        reader, size = _Reader(path, reading), reading.text.chunk_rows
+        reader = _Reader(path, reading)
 
         def rows_of(lines: list[int], rows: list[dict[str, Cell]]) -> Rows:
             every = list(reader.names)
@@ -64,7 +64,7 @@ class JsonLines(Text):
 
         for block in reader.blocks():
             if (read := reader.native_rows(block)) is None:
-                for lines, rows in reader.python_rows(_lines_of(block), size):
+                for lines, rows in reader.python_rows(_lines_of(block), CHUNK_ROWS):
                     yield rows_of(lines, rows)
                 continue
             pairs = zip(read.names, read.columns, strict=False)
@@ -72,8 +72,8 @@ class JsonLines(Text):
             arrays = {n: _native_array(c, n in reading.distinct) for n, c in columns.items()}
             texts = {n: c for n, c in columns.items() if isinstance(c, native.Texts)}
             others = {name for name, column in texts.items() if not column.tags.all()}
-            for begin in range(0, len(read.lines), size):
-                part = slice(begin, begin + size)
+            for begin in range(0, len(read.lines), CHUNK_ROWS):
+                part = slice(begin, begin + CHUNK_ROWS)
                 numbers -= others
                 yield read.names, read.lines[part], {n: array[part] for n, array in arrays.items()}
         yield rows_of([], [])
@@ -181,8 +181,8 @@ class _Reader:
         self._spans.read += read.num_lines
         return read._replace(lines=lines)
 
-    def python_rows(self, lines: Iterable[str], chunk_rows: int) -> Iterator[_Lines]:
-        """Yields the rows of lines, some at a time, and their lines; the last may be none."""
+    def python_rows(self, lines: Iterable[str], most: int) -> Iterator[_Lines]:
+        """Yields the numbers of lines and their rows, at most so many; the last may be none."""
         numbers: list[int] = []
         rows: list[dict[str, Cell]] = []
         path, problems = self._path, self._reading.problems
@@ -206,7 +206,7 @@ class _Reader:
                 rows.append({})
             numbers.append(self._line)
             self.names |= dict.fromkeys(rows[-1])
-            if len(rows) == chunk_rows:
+            if len(rows) == most:
                 yield numbers, rows
                 numbers, rows = [], []
         yield numbers, rows
