@@ -158,7 +158,7 @@ def table_rows(kind):
     def read_table(path):
         for piece in parts_of_file(0, TableFile(path, KINDS[kind]), 1):
             reader = RowReader(Schema.from_dict(TABLE_SCHEMA))
-            for batch in Part([piece], crc=[piece.checksum()]).read(reader.columns):
+            for batch in Part([piece], crc=Part([piece]).checksum()).read(reader.columns):
                 reader.read(batch)
 
     return read_table

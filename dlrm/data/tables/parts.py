@@ -40,6 +40,12 @@ class FilePart(NamedTuple):
         """Returns what the part is of the file."""
         return f"{self.kind.group}s {self.begin} to {self.end - 1}"
 
+    @property
+    def byte_range(self) -> tuple[str, int, int]:
+        """The file, and begin and end of the bytes of the groups."""
+        ranges = self._byte_ranges()
+        return self.path, min(ranges)[0], max(end for _, end in ranges)
+
     def where(self, row: int) -> str:
         """Returns the location of a row of the part, from 0: the file, and its group or line.
 
@@ -54,11 +60,6 @@ class FilePart(NamedTuple):
         if self.staged:
             return f"{self.source}, row {self.first_of_file + row}"
         return opened.where(group, of_group)
-
-    def checksum(self) -> int:
-        """Returns the CRC-32 of the bytes of the groups."""
-        ranges = self._byte_ranges()
-        return checksum(self.path, min(ranges)[0], max(end for _, end in ranges))
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
@@ -113,8 +114,7 @@ def parts_of_file(
             begin, size, rows = group + 1, 0, 0
 
 
-def checksum(path: str | Path, begin: int, end: int) -> int:
-    """Returns the CRC-32 of bytes of a file."""
+def _checksum(path: str, begin: int, end: int) -> int:
     crc = 0
     with open(path, "rb") as file:
         file.seek(begin)
@@ -179,12 +179,13 @@ class Part(NamedTuple):
 
     def checksum(self) -> list[int]:
         """Returns the checksum of each file's part."""
-        return [part.checksum() for part in self.parts]
+        return [_checksum(*part.byte_range) for part in self.parts]
 
     def check(self) -> None:
         """Raises ValueError if a file has changed since it was counted."""
-        for part, crc in zip(self.parts, self.crc or (), strict=False):
-            if (actual := part.checksum()) != crc:
+        checked = zip(self.parts, self.crc, self.checksum(), strict=True) if self.crc else ()
+        for part, crc, actual in checked:
+            if actual != crc:
                 raise ValueError(
                     f"{part.source}: expected CRC-32 {crc:08x} of {part.content}, as when they "
                     f"were counted, got {actual:08x}: the file has changed; --restart begins anew"

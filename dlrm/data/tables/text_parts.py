@@ -21,7 +21,7 @@ from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
-from dlrm.data.tables.parts import Part, checksum
+from dlrm.data.tables.parts import Part
 
 _PACKED = 8  # times the size of a compressed file that its text may have
 
@@ -67,20 +67,20 @@ class TextPart(NamedTuple):
         return "the lines" if self.within is None else f"the lines in bytes {self.within.begin} on"
 
     @property
+    def byte_range(self) -> tuple[str, int, int]:
+        """The file, and begin and end of the bytes that the part was cut from."""
+        begin, end = self.within[:2] if self.within else (0, self.table.path.stat().st_size)
+        return self.source, begin, end
+
+    @property
     def size(self) -> int:
-        """Bytes to read."""
-        begin, end = self._bytes
+        """Number of these bytes."""
+        _, begin, end = self.byte_range
         return end - begin
 
     @property
-    def _bytes(self) -> tuple[int, int]:
-        if self.within is not None:
-            return self.within.begin, self.within.end
-        return 0, self.table.path.stat().st_size
-
-    @property
     def is_plain(self) -> bool:
-        """Whether the file is not compressed."""
+        """Returns whether the file is not compressed."""
         return "none" in (self.how.text.compression, compression_of(self.table.path))
 
     @property
@@ -96,14 +96,10 @@ class TextPart(NamedTuple):
             row -= batch.num_rows
         raise IndexError(row)
 
-    def checksum(self) -> int:
-        """Returns the CRC-32 of the bytes that the part was cut from."""
-        return checksum(self.table.path, *self._bytes)
-
     def ranges(self) -> list[tuple[str, int, int, bool]]:
         """Returns the bytes that reading needs: file, begin, end, and whether to a line's end."""
-        begin, end = self._bytes
-        return [(self.source, max(begin - 1, 0), end, self.within is not None)]
+        path, begin, end = self.byte_range
+        return [(path, max(begin - 1, 0), end, self.within is not None)]
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None

@@ -252,7 +252,7 @@ def test_stripes_of_any_compression_are_found(tmp_path, compression):
     read = [[batch["c"].to_numpy() for batch in part.read(["c"])] for part in parts]
     assert [sum(map(len, part)) for part in read] == [part.rows for part in parts]
     np.testing.assert_array_equal(np.concatenate(sum(read, [])), values)
-    counted = [Part([part], crc=[part.checksum()]) for part in parts]
+    counted = [Part([part], crc=Part([part]).checksum()) for part in parts]
     whole, place = bytearray(path.read_bytes()), parts[0].size + parts[1].size // 2
     whole[place] ^= 1
     path.write_bytes(whole)

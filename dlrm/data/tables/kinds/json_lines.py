@@ -40,11 +40,9 @@ class JsonLines(Text):
     may_lack_columns = True
 
     def begins(self, start: bytes) -> bool:
-        """Returns whether a file begins with a map."""
         return without_mark(start).startswith(b"{")
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
-        """Returns the columns of the first 1,000 rows."""
         reader = _Reader(path, Reading(text, columns=()))
         lines = itertools.chain.from_iterable(map(_lines_of, reader.blocks()))
         next(reader.python_rows(lines, _FIRST_ROWS))
@@ -54,13 +52,12 @@ class JsonLines(Text):
         reader = _Reader(path, reading)
 
         def rows_of(lines: list[int], rows: list[dict[str, Cell]]) -> Rows:
-            every = list(reader.names)
-            wanted = (
-                every if reading.columns is None else [n for n in every if n in reading.columns]
-            )
-            columns = {name: [row.get(name) for row in rows] for name in wanted}
-            arrays = {n: _array(n, c, cells, numbers, reading.mixed) for n, c in columns.items()}
-            return every, np.array(lines, np.int64), arrays
+            arrays = {
+                name: _array(name, [row.get(name) for row in rows], cells, numbers, reading.mixed)
+                for name in reader.names
+                if reading.columns is None or name in reading.columns
+            }
+            return list(reader.names), np.array(lines, np.int64), arrays
 
         for block in reader.blocks():
             if (read := reader.native_rows(block)) is None:

@@ -32,7 +32,7 @@ class Kind:
         raise NotImplementedError
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
-        """Returns the names of the columns in a file; none if it is empty."""
+        """Returns the columns of a file, of JSON those of its first rows; none if it is empty."""
         raise NotImplementedError
 
     def batches(
