@@ -199,12 +199,10 @@ class _RowGroups(Groups):
         return min(places, default=0), max(places, default=0)
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        values = sum(  # including those of lists
-            chunk.num_values
-            for chunk in self._chunks(number)
-            if chunk.path_in_schema in columns
-            or any(chunk.path_in_schema.startswith(f"{name}.") for name in columns)
-        )
+        below, values = tuple(f"{name}." for name in columns), 0  # including those of lists
+        for chunk in self._chunks(number):
+            if (path := chunk.path_in_schema) in columns or path.startswith(below):
+                values += chunk.num_values
         size = _rows_at_once(self.rows(number), values)
         yield from self._with_indices.iter_batches(size, [number], columns, use_threads=False)
 
