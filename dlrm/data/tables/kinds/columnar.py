@@ -235,8 +235,10 @@ class Orc(Columnar):
         return super().begins(start) and _NO_TEXT.search(start) is not None
 
     def groups_of(self, path: str | Path) -> Groups:
-        from pyarrow.orc import ORCFile  # which some builds of pyarrow leave out
-
+        try:
+            from pyarrow.orc import ORCFile
+        except ImportError as error:  # some builds of pyarrow leave it out
+            raise ValueError(f"{path}: expected a pyarrow with ORC, got none ({error})") from error
         return _Stripes(ORCFile(str(path)))
 
 
