@@ -268,8 +268,8 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     text = given.over(table.schema.format)
     if not file.kind.delimited or not table.columns or text.columns or text.header:
         return text
-    plain = replace(text, header=False, chunk_rows=1)
-    first = next((c for c in read_csv(file.path, Reading(plain)) if len(c.lines)), None)
+    plain = Reading(replace(text, header=False))
+    first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)
     if first is None:
         return text
     cells = {str(column[0]).strip() for column in first.columns if column is not None}

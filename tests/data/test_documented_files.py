@@ -298,8 +298,8 @@ def test_text(read, tmp_path):
     # a key that some rows of JSON lines do not have
     output = read("a.jsonl", '{"y": 0}\n{"y": 1, "c": "b"}\n', [None, "b"])
     (file,) = find_tables([output.parent / "a.jsonl"])
-    batches = file.kind.batches(file, TextFormat(chunk_rows=1), ["c"])
-    assert [batch.column(0).to_pylist() for batch, _ in batches] == [[None], ["b"], []]
+    batches = file.kind.batches(file, TextFormat(), ["c"])
+    assert [batch.column(0).to_pylist() for batch, _ in batches] == [[None, "b"], []]
 
 
 def test_missing_values(read):

@@ -29,7 +29,7 @@ from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.parts import parts_of_file
+from dlrm.data.tables.parts import Part, parts_of_file
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
@@ -155,9 +155,9 @@ def table_rows(kind):
     """Returns the reader of a columnar kind, which reads as tasks of preprocessing do."""
 
     def read_table(path):
-        for part in parts_of_file(0, TableFile(path, KINDS[kind]), 1):
+        for piece in parts_of_file(0, TableFile(path, KINDS[kind]), 1):
             reader = RowReader(Schema.from_dict(TABLE_SCHEMA))
-            for batch in part._replace(crc=part.checksum()).read(reader.columns):
+            for batch in Part([piece], crc=Part([piece]).checksum()).read(reader.columns):
                 reader.read(batch)
 
     return read_table

@@ -26,41 +26,28 @@ from dlrm.data.sources.text_files import (
 from dlrm.data.sources.text_format import NONE, TextFormat
 
 DELIMITERS = (",", ";", "\t", "|")
+CHUNK_ROWS = 1 << 16  # read at a time
 _BLOCK_BYTES = 16 << 20
 _HEAD_BYTES = 1 << 16  # in which the first line is
 _MOST_LINES = 100  # of a row, as in csv_block.h
 
 
 class Chunk(NamedTuple):
-    """Some rows of a text file.
-
-    Attributes:
-        names: names of all columns.
-        lines: number of the line on which each row ends.
-        columns: the cells of each column as text, as indices of distinct texts or as float64; None
-            for columns that were not asked for.
-    """
+    """Some rows of a text file, whose cells are text, indices of distinct texts or float64."""
 
     names: list[str]
-    lines: np.ndarray
-    columns: list[pa.Array | None]
+    lines: np.ndarray  # on which each row ends
+    columns: list[pa.Array | None]  # None for those that were not asked for
 
 
 @dataclass
 class Spans:
-    """The lines of a file that are read, and rows that quoted cells extend over several of them.
-
-    Attributes:
-        read: number of lines that have been read.
-        rows: number of such rows.
-        lines: number of their lines.
-        first: the line at which the first begins; 0 if there is none.
-    """
+    """The number of lines read, and the rows that quoted cells extend over several of them."""
 
     read: int = 0
     rows: int = 0
-    lines: int = 0
-    first: int = 0
+    lines: int = 0  # of these rows
+    first: int = 0  # at which the first of them begins
 
     def note(self, path: Path | str, text: TextFormat) -> str | None:
         """Returns a line about such rows of a file, or None without any."""
@@ -79,18 +66,14 @@ class Reading(NamedTuple):
     """Columns to read of a file of text, and what is noted meanwhile.
 
     Attributes:
-        text: format of the file.
         lists: the columns of lists, where cells can be lists; None allows lists anywhere.
         columns: the columns to read; None is all. Missing ones are left out.
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
-        spans: counts lines, and rows of several lines.
         nested: receives the columns of JSON that are neither values nor lists, which have no cells,
             with the first line of each; None refuses them.
         mixed: receives the columns of JSON with values in some rows and lists in others, which have
             no cells; None makes cells of all.
-        distinct: the columns that may be indices of distinct texts, where this is cheap.
-        within: the lines to read, of which the first may be a header; None is all.
         numbers: the columns that may be float64, from which those with other texts than usual
             numbers are removed.
     """
@@ -102,10 +85,19 @@ class Reading(NamedTuple):
     spans: Spans | None = None
     nested: dict[str, str] | None = None
     mixed: dict[str, None] | None = None
-    distinct: Collection[str] = ()
-    within: ByteRange | None = None
+    distinct: Collection[str] = ()  # columns that may be indices of distinct texts
+    within: ByteRange | None = None  # lines to read, of which the first may be a header
     numbers: set[str] = set()  # of none, which nothing is removed from
-    content: bytes | None = None
+    content: bytes | None = None  # to read in place of the file
+
+    def keep(self, names: Sequence[str]) -> list[int]:
+        """Returns what `native` keeps of columns."""
+        kept = [native.NOTHING] * len(names)
+        for i, name in enumerate(names):
+            if self.columns is None or name in self.columns:
+                kept[i] = native.DISTINCT if name in self.distinct else native.TEXTS
+                kept[i] = native.NUMBERS if name in self.numbers else kept[i]
+        return kept
 
 
 class UndecidedError(Exception):
@@ -136,39 +128,34 @@ def read_csv(path: Path, reading: Reading) -> Iterator[Chunk]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    text, rows = reading.text, _Rows(path, reading)
-    if not (names := rows.names()):
+    blocks = _Blocks(path, reading)
+    if not (names := blocks.names()):
         return
-    empty = pa.array([], pa.string())
-    wanted = reading.columns
-    columns = [empty if wanted is None or name in wanted else None for name in names]
-    yield Chunk(names, np.empty(0, np.int64), columns)
-    while (chunk := rows.chunk(names)) is not None:
-        for begin in range(0, len(chunk.lines), text.chunk_rows):
-            part = slice(begin, begin + text.chunk_rows)
+    kept = [reading.columns is None or name in reading.columns for name in names]
+    empty = [pa.array([], pa.string()) if keep else None for keep in kept]
+    yield Chunk(names, np.empty(0, np.int64), empty)
+    while (chunk := blocks.rows(names)) is not None:
+        for begin in range(0, len(chunk.lines), CHUNK_ROWS):
+            part = slice(begin, begin + CHUNK_ROWS)
             columns = [None if column is None else column[part] for column in chunk.columns]
             yield Chunk(names, chunk.lines[part], columns)
 
 
-def marks_of(path: Path, text: TextFormat) -> Marks:
-    """Returns the characters of a file."""
-    quote = None if text.quote == NONE else text.quote or '"'
-    return Marks(delimiter_of(path, text), quote, None if text.escape == NONE else text.escape)
-
-
-class _Rows:
-    """Reads rows block by block."""
+class _Blocks:
+    """Reads rows block by block; `_pending` is the text that has been read and not split."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
-        text, within = reading.text, reading.within
         self._path, self._reading, self._problems = path, reading, reading.problems
-        self._spans, self._marks = reading.spans or Spans(), marks_of(path, text)
+        text, within = reading.text, reading.within
+        quote, escape = (None if m == NONE else m for m in (text.quote or '"', text.escape))
+        self._marks = Marks(delimiter_of(path, text), quote, escape)
+        self._spans = reading.spans or Spans()
         self._line = 0 if within is None else within.lines  # that have been read
         self._blank = 0  # a blank line after a row
-        place = text.encoding, text.compression, within, lambda: self._line
-        given = None if reading.content is None else iter([reading.content])
-        self._blocks = given or read_blocks(path, _BLOCK_BYTES, *place)
-        self._pending, self._last = b"", False  # text to be read, and whether nothing follows it
+        self._blocks = read_blocks(path, _BLOCK_BYTES, text, within, lambda: self._line)
+        if reading.content is not None:
+            self._blocks = iter([reading.content])
+        self._pending, self._last = b"", False  # whether nothing follows
 
     def names(self) -> list[str]:
         """Returns the names of the columns, after the header; none of an empty file."""
@@ -176,36 +163,35 @@ class _Rows:
         while not self._last and not self._pending:  # blank lines before the first row are nothing
             self._fetch()
             rows = self._pending.lstrip(b"\r\n")
-            self._passed(len(self._pending[: len(self._pending) - len(rows)].splitlines()))
-            self._pending = rows
-        if text.columns and not has_header(text):
-            return [name.strip() for name in text.columns]
-        if not self._pending:
-            return [name.strip() for name in text.columns]
-        while True:
-            head = native.read_csv_head(self._pending, self._marks, self._last)
-            if head.outcome != native.PARTIAL:
-                break
-            self._fetch()
-        self._check(head)
-        if has_header(text):
-            self._pending = self._pending[head.consumed :]
-            self._passed(head.num_lines)
-        elif not text.columns:
-            return list(map(str, range(len(head.cells))))
-        return [name.strip() for name in text.columns or head.cells]
+            blank = len(self._pending[: len(self._pending) - len(rows)].splitlines())
+            self._pass(len(self._pending) - len(rows), blank)
+        names: Sequence[str] = text.columns
+        if self._pending and (has_header(text) or not names):
+            while True:
+                head = native.read_csv_head(self._pending, self._marks, self._last)
+                if head.outcome != native.PARTIAL:
+                    break
+                self._fetch()
+            self._check(head)
+            if has_header(text):
+                self._pass(head.consumed, head.num_lines)
+                names = names or head.cells
+            else:
+                names = list(map(str, range(len(head.cells))))
+        return [name.strip() for name in names]
 
-    def chunk(self, names: list[str]) -> Chunk | None:
+    def rows(self, names: list[str]) -> Chunk | None:
         """Returns the rows of the next block; None at the end."""
-        reading = self._reading
+        reading, escape = self._reading, self._marks.escape
         self._fetch()
         if not self._pending:
             return None
-        escape = self._marks.escape
         plain = not has_lone_returns(self._pending)
         plain = plain and (escape is None or escape.encode() not in self._pending)
-        how = plain, reading.within is not None, self._last, _kept(names, reading)
-        split = native.read_csv(self._pending, self._marks, *how)
+        within = reading.within is not None
+        split = native.read_csv(
+            self._pending, self._marks, plain, within, self._last, reading.keep(names)
+        )
         before, lines = self._line, self._line + split.lines
         for row, count, text in split.bad:
             problem = f"expected {len(names)} columns ({listed(names)}), got {count}"
@@ -220,13 +206,16 @@ class _Rows:
                     f"{self._path}, line {self._blank}: expected a value in a file of one column, "
                     'got a blank line; write "" for a missing value, and no line for none'
                 )
-        rows, of_rows, first = split.spans
-        spans = self._spans
+        spans, (rows, of_rows, first) = self._spans, split.spans
         spans.rows, spans.lines = spans.rows + rows, spans.lines + of_rows
         spans.first = spans.first or (before + first if rows else 0)
-        self._pending = self._pending[split.consumed :]
-        self._passed(split.num_lines)
-        return Chunk(names, lines, _columns_of(split.columns, names, reading.numbers))
+        self._pass(split.consumed, split.num_lines)
+        texts = {
+            n for n, c in zip(names, split.columns, strict=True) if isinstance(c, native.Texts)
+        }
+        reading.numbers.difference_update(texts)
+        columns = [None if column is None else array_of_cells(column) for column in split.columns]
+        return Chunk(names, lines, columns)
 
     def _fetch(self) -> None:
         """Takes the next block, before which there may be the beginning of a row."""
@@ -234,9 +223,10 @@ class _Rows:
             raise too_long(self._path, self._line + 1)
         block = next(self._blocks, b"")
         self._last = not block
-        self._pending += self._in_utf_8(block)
+        self._pending += block if is_utf_8(block) else self._in_utf_8(block)
 
-    def _passed(self, lines: int) -> None:
+    def _pass(self, size: int, lines: int) -> None:
+        self._pending = self._pending[size:]
         self._line += lines
         self._spans.read += lines
 
@@ -263,30 +253,20 @@ class _Rows:
 
     def _in_utf_8(self, block: bytes) -> bytes:
         """Returns a block without bytes that are not UTF-8, whose lines are noted, or refused."""
-        if is_utf_8(block):
-            return block
-        lines, before = block.splitlines(keepends=True), self._line
-        before += len(self._pending.splitlines())
-        for number, raw in enumerate(lines):
-            line = raw.decode("utf-8", "surrogateescape")
-            if (problem := not_utf_8(line)) is None:
+        lines = block.splitlines(keepends=True)
+        before = self._line + len(self._pending.splitlines())
+        for number, raw in enumerate(lines, before + 1):
+            if (problem := not_utf_8(raw.decode("utf-8", "surrogateescape"))) is None:
                 continue
             if self._problems is None:
-                where = f"line {before + number + 1}, {problem.replace('not', 'not CSV in')}"
-                raise ValueError(f"{self._path}, {where}; --encoding names another")
+                problem = problem.replace("not", "not CSV in")
+                raise ValueError(
+                    f"{self._path}, line {number}, {problem}; --encoding names another"
+                )
             shown = raw.decode("utf-8", "replace")
-            self._problems[before + number + 1] = f"{problem}\t{shown.rstrip()}"
-            lines[number] = shown.encode()
+            self._problems[number] = f"{problem}\t{shown.rstrip()}"
+            lines[number - before - 1] = shown.encode()
         return b"".join(lines)
-
-
-def _columns_of(
-    cells: Sequence[native.Column], names: Sequence[str], numbers: set[str]
-) -> list[pa.Array | None]:
-    """Returns the columns of a block, and removes those of text from `numbers`."""
-    pairs = zip(names, cells, strict=True)
-    numbers -= {name for name, column in pairs if isinstance(column, native.Texts)}
-    return [None if column is None else array_of_cells(column) for column in cells]
 
 
 def array_of_cells(cells: native.Texts | np.ndarray) -> pa.Array:
@@ -299,19 +279,6 @@ def array_of_cells(cells: native.Texts | np.ndarray) -> pa.Array:
         return array
     missing = None if codes.size == 0 or codes.min() >= 0 else codes < 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing), array)
-
-
-def _kept(names: Sequence[str], reading: Reading) -> list[int]:
-    """Returns what to keep of each column."""
-    kept = [native.NOTHING] * len(names)
-    for i in _places(names, reading.columns):
-        kept[i] = native.DISTINCT if names[i] in reading.distinct else native.TEXTS
-        kept[i] = native.NUMBERS if names[i] in reading.numbers else kept[i]
-    return kept
-
-
-def _places(names: Sequence[str], wanted: Collection[str] | None) -> list[int]:
-    return [i for i, name in enumerate(names) if wanted is None or name in wanted]
 
 
 def check_names(
@@ -334,36 +301,27 @@ def delimiter_hint(path: Path, text: TextFormat, column: str | None = None) -> s
     """Returns advice to pass another `--delimiter`, or "" if none of `DELIMITERS` fits better.
 
     Args:
-        path: a CSV.
-        text: the format that it was read with.
+        path, text: a CSV, and the format that it was read with.
         column: a missing column, which the first line must have; None expects a first line that is
             one cell, or not CSV, and that another delimiter divides.
     """
-    delimiter = delimiter_of(path, text)
-    line = first_line(path, text)
-    named_cells = cells_of(line, delimiter)
-    if column is None and len(named_cells) > 1:
+    try:
+        block = next(read_blocks(path, _HEAD_BYTES, text), b"").decode(errors="replace")
+    except (*BROKEN, ValueError):
+        block = ""
+    line, delimiter = next(filter(str.strip, block.splitlines()), ""), delimiter_of(path, text)
+    cells = {
+        other: [
+            cell.strip()
+            for cell in native.read_csv_head(line.encode(), Marks(other, '"'), True).cells
+        ]
+        for other in (delimiter, *DELIMITERS)
+    }
+    if column is None and len(cells[delimiter]) > 1:
         return ""
     seen = "" if delimiter in line else f"; the delimiter {delimiter!r} is not in its first line"
-    for other in DELIMITERS:
-        cells = cells_of(line, other)
-        if other != delimiter and (len(cells) > 1 if column is None else column in cells):
+    for other, named in cells.items():
+        if other != delimiter and (len(named) > 1 if column is None else column in named):
             shown = "$'\\t'" if other == "\t" else f"'{other}'"
             return f"{seen}; try --delimiter {shown}"
     return seen if text.delimiter else ""
-
-
-def first_line(path: Path, text: TextFormat) -> str:
-    """Returns the first line of a file that is not blank; "" if there is none or it is damaged."""
-    place = text.encoding, text.compression, None, lambda: 0
-    try:
-        block = next(read_blocks(path, _HEAD_BYTES, *place), b"").decode(errors="replace")
-        return next(filter(str.strip, block.splitlines()), "")
-    except (*BROKEN, ValueError):
-        return ""
-
-
-def cells_of(line: str, delimiter: str) -> list[str]:
-    """Returns the cells of a line, without blanks around them; none if it is not CSV."""
-    head = native.read_csv_head(line.encode(), Marks(delimiter, '"'), True)
-    return [cell.strip() for cell in head.cells]

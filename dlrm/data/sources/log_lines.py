@@ -30,17 +30,6 @@ class Lines(NamedTuple):
     numerical: list[Parsed]
     categorical: list[Parsed]
 
-    def part(self, begin: int, end: int) -> "Lines":
-        """Returns the rows from `begin` to `end`."""
-        if (begin, end) == (0, len(self.labels)):
-            return self
-        rows = slice(begin, end)
-        numerical, categorical = (
-            [column.take(rows) for column in columns]
-            for columns in (self.numerical, self.categorical)
-        )
-        return Lines(self.labels[rows], numerical, categorical)
-
 
 def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     """Reads lines up to the first that cannot be read.
@@ -48,19 +37,14 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     Returns:
         The lines before that one, and its position in `text`; None if all are readable.
     """
-    num_numerical, num_categorical = log_format.num_numerical, log_format.num_categorical
+    num_numerical = log_format.num_numerical
     labels, integers, hashes, missing, rows, bad_at = native.compiled().parse_lines(
-        text, num_numerical, num_categorical, log_format.labeled
+        text, num_numerical, log_format.num_categorical, log_format.labeled
     )
-    lines = Lines(
-        labels[:rows],
-        [Parsed(integers[i, :rows], missing[i, :rows]) for i in range(num_numerical)],
-        [
-            Parsed(hashes[i, :rows], missing[num_numerical + i, :rows])
-            for i in range(num_categorical)
-        ],
-    )
-    return lines, bad_at
+    missing = missing[:, :rows]
+    numerical = map(Parsed, integers[:, :rows], missing[:num_numerical])
+    categorical = map(Parsed, hashes[:, :rows], missing[num_numerical:])
+    return Lines(labels[:rows], list(numerical), list(categorical)), bad_at
 
 
 def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
@@ -72,16 +56,12 @@ def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
         expected = f"up to {log_format.num_columns} fields separated by tabs"
         return RowError(row, f"expected {expected}, got {len(fields)}")
     if log_format.labeled and fields[0] not in (b"0", b"1"):
-        problem = f"expected the label 0 or 1, got {_shown(fields[0])}"
+        problem = f"expected the label 0 or 1, got {TextColumn.from_bytes(fields[:1]).text(0)!r}"
         return RowError(row, problem, log_format.describe(0))
     for column, field in enumerate(fields[log_format.labeled :], int(log_format.labeled)):
         is_number = column - log_format.labeled < log_format.num_numerical
         if field and not (INTEGER if is_number else HEXADECIMAL).fullmatch(field):
             expected = EXPECTED_INTEGER if is_number else EXPECTED_HEXADECIMAL
-            problem = f"expected {expected}, got {_shown(field)}"
+            problem = f"expected {expected}, got {text.text(0)!r}"
             return RowError(row, problem, log_format.describe(column))
     raise AssertionError(f"{line!r} can be read")
-
-
-def _shown(field: bytes) -> str:
-    return repr(TextColumn.from_bytes([field]).text(0))

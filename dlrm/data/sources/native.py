@@ -20,7 +20,6 @@ from zipimport import zipimporter
 import numpy as np
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_SERVED = _PACKAGE / "_served.so"
 NOTHING, TEXTS, DISTINCT, NUMBERS = range(4)  # what to keep of a column, as in text_cells.h
 # What is in a block, as in text_cells.h.
 ROWS, UNDECIDED, PARTIAL, UNCLOSED, AFTER_QUOTE, MANY_LINES = range(6)
@@ -28,13 +27,10 @@ NUMBER, OTHER_NUMBER = 1, 2  # tags of JSON's numbers, as in json_block.h
 
 
 class Texts(NamedTuple):
-    """A column of cells of text.
+    """A column of cells of text, which are `data[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        codes: the index of each cell's text, or -1 for a missing one; None if the texts are all
-            cells.
-        offsets: begins of the texts in `data`, and the end of the last.
-        data: the texts, one after another.
+        codes: the index of each cell's text, or -1 for a missing one; None if the texts are cells.
         tags: of distinct texts, 0, or `NUMBER` or `OTHER_NUMBER` of JSON.
     """
 
@@ -51,11 +47,9 @@ class CsvBlock(NamedTuple):
     """The rows of a block of CSV.
 
     Attributes:
-        outcome: `ROWS`; or what ended the reading: `UNDECIDED`, `PARTIAL`, `UNCLOSED`,
-            `AFTER_QUOTE` or `MANY_LINES`.
+        outcome: `ROWS`, or what ended the reading, from `UNDECIDED` on.
         lines: the line on which each row ends, from 1.
         num_lines: number of lines of `consumed` bytes.
-        columns: the cells.
         failed_lines: number of lines of the row that ended the reading.
         blank: the first blank line, which is no row; 0 without one.
         bad: rows with another number of cells, which are empty in the columns: the index of the
@@ -92,7 +86,7 @@ class Marks(NamedTuple):
     escape: str | None = None
 
     @property
-    def numbers(self) -> list[int]:
+    def codes(self) -> list[int]:
         """Returns them as `dlrm._host` takes them."""
         return [-1 if mark is None else ord(mark) for mark in self]
 
@@ -112,14 +106,14 @@ def read_csv(
             `NOTHING`, rows are only counted, with any number of cells.
     """
     outcome, ends, num_lines, columns, *others = compiled().read_csv(
-        text, *marks.numbers, plain, lines, last, keep
+        text, *marks.codes, plain, lines, last, keep
     )
     return CsvBlock(outcome, ends, num_lines, _columns(columns), *others)
 
 
 def read_csv_head(text: bytes, marks: Marks, last: bool) -> CsvHead:
     """Reads the first row of a block; see `read_csv`."""
-    return CsvHead(*compiled().read_csv_head(text, *marks.numbers, last))
+    return CsvHead(*compiled().read_csv_head(text, *marks.codes, last))
 
 
 class JsonBlock(NamedTuple):
@@ -128,9 +122,7 @@ class JsonBlock(NamedTuple):
     Attributes:
         decided: whether the rest has a meaning.
         lines: the line of each row, from 1.
-        num_lines: number of lines.
         names: the names of all columns, in the order of `columns`.
-        columns: the cells.
     """
 
     decided: bool
@@ -195,28 +187,25 @@ def encode_fields(
             f"sizes do not fit: expected starts and ends of {num_numerical} integers and "
             f"{num_tables} hashes, got {list(starts.shape)} and {list(ends.shape)}"
         )
+    for array, dtype in ((data, np.uint8), (starts, np.int64), (ends, np.int64)):
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            expected = np.dtype(dtype)
+            raise ValueError(f"expected an array of {expected} in one piece, got {array.dtype}")
     values, missing = np.empty((columns, rows), np.int64), np.empty((columns, rows), bool)
     ids = np.empty((rows, num_tables), np.int32)
-    bad_at = served(
-        *(_pointer(data, np.uint8), data.size, _pointer(starts, np.int64)),
-        *(_pointer(ends, np.int64), num_numerical, num_tables, rows),
-        *(array.ctypes.data for array in (lookups.views, values, missing, ids)),
+    text, *others = (
+        array.ctypes.data for array in (data, starts, ends, lookups.views, values, missing, ids)
     )
+    sizes = num_numerical, num_tables, rows
+    bad_at = served(text, data.size, *others[:2], *sizes, *others[2:])
     return values[:num_numerical], missing[:num_numerical], ids, None if bad_at < 0 else bad_at
 
 
-def _pointer(array: np.ndarray, dtype: type) -> int:
-    if array.dtype != dtype or not array.flags.c_contiguous:
-        expected = np.dtype(dtype)
-        raise ValueError(f"expected an array of {expected} in one piece, got {array.dtype}")
-    return array.ctypes.data
-
-
-def _prototype() -> Callable[..., int] | None:
+def _served() -> Callable[..., int] | None:
     """Returns the function of `csrc/host/served.cpp`; None if it was not built."""
-    if not _SERVED.is_file():
+    if not (library := _PACKAGE / "_served.so").is_file():
         return None
-    function = ctypes.CDLL(str(_SERVED)).dlrm_encode_fields
+    function = ctypes.CDLL(str(library)).dlrm_encode_fields
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     function.argtypes = [pointer, number, pointer, pointer, *[number] * 3, *[pointer] * 4]
     function.restype = number
@@ -243,7 +232,6 @@ def _host() -> Any:
 
 
 def _module(spec: ModuleSpec | None) -> Any:
-    """Returns the module that a spec finds."""
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
@@ -253,8 +241,8 @@ def _module(spec: ModuleSpec | None) -> Any:
 def _load(load: Callable[[], Any]) -> tuple[Any, str]:
     """Returns what a library has, or None and the reason."""
     try:
-        found = load()
-        return found, "" if found else "it was not built"
+        library = load()
+        return library, "" if library else "it was not built"
     except (ImportError, OSError, AttributeError) as error:  # of another machine or version
         logging.getLogger(__name__).warning(
             "Python works in place of a compiled library of dlrm, many times slower: %s", error
@@ -264,7 +252,7 @@ def _load(load: Callable[[], Any]) -> tuple[Any, str]:
 
 # None where Python looks up and parses what a server is sent.
 host, why_no_host = _load(_host)
-served, why_not_served = _load(_prototype)
+served, why_not_served = _load(_served)
 
 
 def compiled() -> Any:

@@ -8,21 +8,22 @@ import itertools
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from dlrm.data.sources.text_format import TextFormat
+
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # what a damaged archive raises
-_PACKED_BYTES = 1 << 18
 LONGEST_LINE = 1 << 24  # bytes, or characters
+_PACKED_BYTES = 1 << 18
 _MAGIC = {
     "gzip": (b"\x1f\x8b",),
     "bz2": tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)),
     "xz": (b"\xfd7zXZ\0",),
     "zstd": (b"\x28\xb5\x2f\xfd",),
 }
-UTF_8_BOM, _UTF_16_BOMS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+_BOMS = {"utf-8": (b"\xef\xbb\xbf",), "utf-16": (b"\xff\xfe", b"\xfe\xff")}
 
 
 def unpacked_name(name: str) -> str:
@@ -33,7 +34,7 @@ def unpacked_name(name: str) -> str:
 
 def without_mark(start: bytes) -> bytes:
     """Returns the beginning of a file without UTF-8's mark and leading white space."""
-    return start.removeprefix(UTF_8_BOM).lstrip()
+    return start.removeprefix(codecs.BOM_UTF8).lstrip()
 
 
 def compression_of(path: Path) -> str:
@@ -79,15 +80,9 @@ class _Streams(io.RawIOBase):
         self._stream, self._packed, self._ready = make(), b"", b""
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads some bytes; 0 at the end.
-
-        Raises:
-            EOFError, OSError, lzma.LZMAError: a stream is damaged, or not whole.
-        """
         while not self._ready:
             if self._stream.eof:
                 self._packed = self._stream.unused_data.lstrip(b"\0") or self._packed
@@ -105,7 +100,6 @@ class _Streams(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
         super().close()
 
@@ -122,47 +116,34 @@ class ByteRange(NamedTuple):
     lines: int = 0
 
 
-class _RangeReader:
-    """Reads the bytes of a range, as a file."""
+def _read_range(path: Path, within: ByteRange, block_bytes: int) -> Iterator[bytes]:
+    """Yields the bytes of a range's lines, of which the last block may be an eighth larger."""
+    with open(path, "rb") as file:
 
-    def __init__(self, path: Path, within: ByteRange) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._left = self._line_start(within.end)
-        self._left -= self._line_start(within.begin)
+        def line_start(position: int) -> int:
+            file.seek(max(position - 1, 0))
+            if position:
+                file.readline()
+            return file.tell()
 
-    def _line_start(self, place: int) -> int:
-        """Moves to the first line that begins at a place or later; returns its place."""
-        self._file.seek(max(place - 1, 0))
-        if place:
-            self._file.readline()
-        return self._file.tell()
-
-    def read(self, size: int) -> bytes:
-        # The end of a range is read with what comes before it.
-        data = self._file.read(self._left if self._left < size + size // 8 else size)
-        self._left -= len(data)
-        return data
-
-    def __enter__(self) -> "_RangeReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        left = line_start(within.end) - line_start(within.begin)
+        while data := file.read(left if left < block_bytes + block_bytes // 8 else block_bytes):
+            left -= len(data)
+            yield data
 
 
 def count_lines(path: Path, within: ByteRange) -> int:
     """Returns the number of lines of a plain file that begin within a range."""
     lines, last = 0, b"\n"
-    with _RangeReader(path, within) as file:
-        while block := file.read(_PACKED_BYTES):
-            lines, last = lines + block.count(b"\n"), block[-1:]
+    for block in _read_range(path, within, _PACKED_BYTES):
+        lines, last = lines + block.count(b"\n"), block[-1:]
     return lines + (last != b"\n")
 
 
 def read_plain(path: Path) -> bytes | None:
     """Returns the content of a file, of whole lines; None if it is compressed or has a mark."""
     content = path.read_bytes()
-    if content.startswith((*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)):
+    if content.startswith(tuple(itertools.chain(*_MAGIC.values(), *_BOMS.values()))):
         return None
     return content if content.endswith(b"\n") or not content else content + b"\n"
 
@@ -174,30 +155,34 @@ def has_lone_returns(block: bytes) -> bool:
 
 def is_utf_8(block: bytes) -> bool:
     """Returns whether a block is UTF-8."""
-    if block.isascii():
-        return True
     try:
-        block.decode()
+        return block.isascii() or block.decode() is not None
     except UnicodeDecodeError:
         return False
-    return True
+
+
+def not_utf_8(line: str) -> str | None:
+    """Returns the position of a byte that is not UTF-8, or None; a surrogate stands for it."""
+    try:
+        line.isascii() or line.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1}: not UTF-8 (byte {ord(line[error.start]) - 0xDC00:#x})"
+    return None
 
 
 def read_blocks(
     path: Path,
     block_bytes: int,
-    encoding: str | None,
-    compression: str | None,
-    within: ByteRange | None,
-    line: Callable[[], int],
+    text: TextFormat,
+    within: ByteRange | None = None,
+    line: Callable[[], int] = lambda: 0,
 ) -> Iterator[bytes]:
     """Yields a text file in UTF-8, in blocks of whole lines.
 
     Args:
         block_bytes: approximate size of a block, which has at least one line.
-        encoding: its encoding; None is UTF-8, with or without a mark at its beginning, of which
-            other bytes stay as they are.
-        compression: see `open_bytes`.
+        text: its encoding and compression. Without an encoding it is UTF-8, with or without a mark
+            at its beginning, of which other bytes stay as they are.
         within: the lines to read; None is all.
         line: returns the number of lines of the file that have been read, for messages.
 
@@ -205,52 +190,35 @@ def read_blocks(
         ValueError: a line is longer than `LONGEST_LINE`, the file is not in the encoding, or its
             archive is damaged; the message has the file, and the line if it is known.
     """
-    rest, begins = b"", not (within and within.begin)
-    opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
-    with opened as file, archive_named(path, line):
-        other = other_encoding(encoding)
-        for block in _decoded(path, file, block_bytes, other, line, begins):
+    rest = b""
+    try:
+        for block in _decoded(path, block_bytes, text, within, line):
             if end := block.rfind(b"\n") + 1:  # copied once, if at all
                 whole = b"".join((rest, memoryview(block)[:end])) if rest else block[:end]
                 rest = block[end:]
             else:
                 rest += block
-                end = _end_of_lines(rest)
+                # Lines end in a return if none has a line feed.
+                end = rest.rfind(b"\n") + 1 or rest.rfind(b"\r", 0, len(rest) - 1) + 1
                 whole, rest = rest[:end], rest[end:]
             if whole:
                 yield whole
             if len(rest) > LONGEST_LINE:
                 raise too_long(path, line() + 1)
-        if rest:
-            yield rest
-
-
-@contextmanager
-def archive_named(path: Path, line: Any) -> Iterator[None]:
-    """Raises errors of a damaged archive as ValueError with its name and the lines before."""
-    try:
-        yield
     except BROKEN as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        kind = compression_of(path)
         raise ValueError(
-            f"{path}, after line {line()}: not a whole {kind} file ({error})"
+            f"{path}, after line {line()}: not a whole {compression_of(path)} file ({error})"
         ) from error
+    if rest:
+        yield rest
 
 
-def other_encoding(encoding: str | None) -> str | None:
-    """Returns an encoding, or None for UTF-8, of which bad bytes have their lines."""
-    utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
-    return None if utf_8 else encoding
-
-
-def wrong_encoding(path: Path, line: int, encoding: str | None, error: UnicodeError) -> ValueError:
-    """Returns the error for a file that is not in its encoding."""
-    return ValueError(
-        f"{path}, after line {line}: expected the encoding {encoding} (--encoding), got other "
-        f"bytes ({error})"
-    )
+def other_encoding(text: TextFormat) -> str | None:
+    """Returns the encoding of a text, or None for UTF-8, of which bad bytes have their lines."""
+    name = "utf-8" if text.encoding is None else codecs.lookup(text.encoding).name
+    return None if name in ("utf-8", "utf-8-sig") else text.encoding
 
 
 def too_long(path: Path, line: int) -> ValueError:
@@ -259,23 +227,39 @@ def too_long(path: Path, line: int) -> ValueError:
 
 
 def _decoded(
-    path: Path, file: Any, block_bytes: int, encoding: str | None, line: Any, begins: bool
+    path: Path,
+    block_bytes: int,
+    text: TextFormat,
+    within: ByteRange | None,
+    line: Callable[[], int],
 ) -> Iterator[bytes]:
-    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
-    first = True
-    while (data := file.read(block_bytes)) or (decoder is not None and not first):
-        last = not data
-        data = _without_mark(path, data, encoding) if first and begins else data
-        if decoder is not None:
-            try:
-                text = decoder.decode(data, final=last)
-            except UnicodeError as error:
-                raise wrong_encoding(path, line(), encoding, error) from None
-            data = (text.removeprefix("\ufeff") if first else text).encode()
-        yield data
-        first = False
-        if last:
+    """Yields the bytes of a file in UTF-8, without a mark."""
+    if within is not None:
+        blocks = _read_range(path, within, block_bytes)
+        if not within.begin:
+            blocks = itertools.chain((_without_mark(path, next(blocks, b""), None),), blocks)
+        yield from blocks
+        return
+    encoding = other_encoding(text)
+    with open_bytes(path, text.compression) as file:
+        data = _without_mark(path, file.read(block_bytes), encoding)
+        if encoding is None:
+            yield data
+            while data := file.read(block_bytes):
+                yield data
             return
+        decode, mark = codecs.getincrementaldecoder(encoding)().decode, "\ufeff"
+        while data:
+            try:
+                following = file.read(block_bytes)
+                part = decode(data, final=not following)
+            except UnicodeError as error:
+                raise ValueError(
+                    f"{path}, after line {line()}: expected the encoding {encoding} (--encoding), "
+                    f"got other bytes ({error})"
+                ) from None
+            yield part.removeprefix(mark).encode()
+            data, mark = following, ""
 
 
 def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
@@ -284,30 +268,14 @@ def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
     Raises:
         ValueError: it has the mark of another encoding.
     """
-    if data.startswith(UTF_8_BOM) and encoding is None:
-        return data.removeprefix(UTF_8_BOM)
-    marks = {"utf-8": (UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
+    if encoding is None and data.startswith(codecs.BOM_UTF8):
+        return data.removeprefix(codecs.BOM_UTF8)
     used = (encoding or "utf-8").lower().replace("_", "-")
-    for name, starts in marks.items():
+    for name, marks in _BOMS.items():
         same = name, name.replace("-", ""), "utf-32"
-        if data.startswith(starts) and not used.startswith(same):
+        if data.startswith(marks) and not used.startswith(same):
             raise ValueError(
                 f"{path}: expected {encoding or 'UTF-8'}, got the mark of {name.upper()}; try "
                 f"--encoding {name}"
             )
     return data
-
-
-def _end_of_lines(data: bytes) -> int:
-    """Returns the end of the last whole line; lines end in a return if none has a line feed."""
-    end = data.rfind(b"\n") + 1
-    return end or data.rfind(b"\r", 0, len(data) - 1) + 1
-
-
-def not_utf_8(line: str) -> str | None:
-    """Returns the position of a byte that is not UTF-8, or None; a surrogate stands for it."""
-    try:
-        line.encode()
-    except UnicodeEncodeError as error:
-        return f"character {error.start + 1}: not UTF-8 (byte {ord(line[error.start]) - 0xDC00:#x})"
-    return None

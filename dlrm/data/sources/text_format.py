@@ -1,6 +1,7 @@
 """The format of text files, as a schema keeps it: how lines become cells, and cells numbers."""
 
 import codecs
+import itertools
 import re
 from dataclasses import dataclass, fields, replace
 
@@ -11,7 +12,6 @@ from dlrm.settings import setting
 NONE = "none"  # no quote, escape or mark, against those of a schema
 COMPRESSIONS = ("none", "gzip", "bz2", "xz", "zstd")
 MARKS = (".", ",", " ", "'", "_", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
-_CHUNK_ROWS = 1 << 16
 _OTHERWISE = "default: that of the schema, otherwise"
 _SPECIAL = "\r\n\0"
 _PLAIN = re.compile(r"\s*[+-]?[\d.]+([eE][+-]?\d+)?\s*", re.ASCII)
@@ -19,22 +19,11 @@ _PLAIN = re.compile(r"\s*[+-]?[\d.]+([eE][+-]?\d+)?\s*", re.ASCII)
 
 @dataclass(frozen=True)
 class TextFormat:
-    r"""The format of CSV; each entry that is None has its default.
+    """The format of CSV; each entry that is None has its default.
 
-    Attributes:
-        columns: names of the columns; by default those of the header, or 0, 1, ...
-        header: whether the first line is a header; by default it is unless `columns` names them.
-        delimiter: the character between cells; by default a tab in `.tsv`, otherwise a comma.
-        quote: the character around cells that contain delimiters, quotes (doubled, unless there is
-            an `escape`) and line ends; by default `"`. "none" takes every character as it is.
-        escape: the character that takes its meaning from a quote, a delimiter or itself that
-            follows, within quotes or if there are none; by default none. Before others it is
-            itself. Spark's is a backslash; "none" is none.
-        encoding: name of the encoding, as Python knows it; by default UTF-8.
-        decimal: the mark before the fraction of numbers; by default a point.
-        thousands: the mark between groups of three digits; by default none, as "none" is.
-        compression: one of `COMPRESSIONS`; by default that of the content.
-        chunk_rows: rows read at a time.
+    A quote in quotes is doubled, unless there is an escape character. That one takes its meaning
+    from a quote, a delimiter or itself that follows, within quotes or if there are none; before
+    others it is itself. "none" is no quote, escape or mark, against that of a schema.
 
     Raises:
         ValueError: an entry has another form, or two have the same character.
@@ -71,7 +60,6 @@ class TextFormat:
         f"compression of text; {_OTHERWISE} that of each file's content",
         choices=COMPRESSIONS,
     )
-    chunk_rows: int = _CHUNK_ROWS
 
     def __post_init__(self) -> None:
         for name in ("delimiter", "quote", "escape"):
@@ -105,15 +93,9 @@ class TextFormat:
                 f"--compression: expected one of {', '.join(COMPRESSIONS)}, got "
                 f"{self.compression!r}"
             )
-        self._check_different()
-
-    def _check_different(self) -> None:
-        names = ("delimiter", "quote", "escape")
-        given = {n: v for n in names if (v := getattr(self, n)) not in (None, NONE)}
-        for name, value in given.items():
-            for other, same in given.items():
-                if name < other and value == same:
-                    raise ValueError(f"--{name}, --{other}: expected two characters, got {value!r}")
+        for name, other in itertools.combinations(("delimiter", "escape", "quote"), 2):
+            if (value := getattr(self, name)) == getattr(self, other) and value not in (None, NONE):
+                raise ValueError(f"--{name}, --{other}: expected two characters, got {value!r}")
         if (self.decimal or ".") == self.thousands:
             raise ValueError(
                 f"--decimal, --thousands: expected two characters, got {self.thousands!r} for both"
@@ -123,21 +105,16 @@ class TextFormat:
         """Returns this format with the entries of another where it has none."""
         if other is None:
             return self
-        entries = {}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            entries[entry.name] = value if value != entry.default else getattr(other, entry.name)
-        if self.columns and self.header is None:
-            entries["header"] = None  # of the other's columns
-        return TextFormat(**entries)
+        values = vars(self)
+        own = {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+        if self.columns:
+            own["header"] = self.header  # not that of the other's columns
+        return replace(other, **own)
 
     @property
     def remembered(self) -> "TextFormat | None":
-        """Returns the entries that later readers follow, without names of columns; None for none.
-
-        A fitted transform has the names.
-        """
-        kept = replace(self, columns=(), header=None, chunk_rows=_CHUNK_ROWS)
+        """Returns the entries that later readers follow, but the names, which a transform has."""
+        kept = replace(self, columns=(), header=None)
         return None if kept == TextFormat() else kept
 
     @property

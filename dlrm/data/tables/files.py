@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
-from dlrm.data.tables.kinds.binary_rows import BinaryRows
 from dlrm.data.tables.kinds.columnar import ArrowIpc, Orc, Parquet
-from dlrm.data.tables.kinds.delimited import Csv
 from dlrm.data.tables.kinds.json_lines import JsonLines
 from dlrm.data.tables.kinds.kind import Kind, TableFile
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.kinds.text import Csv, Text
 
 
 class _Frame(Kind):
@@ -27,16 +25,10 @@ _START = 1 << 12  # bytes that show what a file is
 _MOST_NAMED = 3
 
 
-def kind_named(name: str) -> Kind:
-    """Returns the kind with a name."""
-    return BinaryRows.named(name) or KINDS[name]
-
-
 def kind_of(path: Path) -> Kind | None:
     """Returns the kind of a file by its name, or None."""
-    name = unpacked_name(path.name)
-    kind = _BY_SUFFIX.get(Path(name).suffix)
-    return kind if name == path.name.lower() or isinstance(kind, Text) else None
+    kind = _BY_SUFFIX.get(_suffix(path))
+    return kind if unpacked_name(path.name) == path.name.lower() or isinstance(kind, Text) else None
 
 
 def find_tables(
@@ -61,17 +53,24 @@ def find_tables(
     """
     kind = None if input_format is None else KINDS[input_format]
     files: list[TableFile] = []
-    left_out: list[Path] = []
+    documents: list[Path] = []
     for given in map(Path, inputs):
+        paths, root = [given], _root_of(given.parent) if "=" in given.parent.name else None
         if given.is_dir():
-            files += _of_folder(given, kind, left_out)
+            root, paths = _root_of(given), sorted(_files_below(given, frozenset()))
+            if kind is None:  # otherwise the user knows better
+                named = [path for path in paths if kind_of(path) or _suffix(path) not in _NO_TABLES]
+                documents += sorted({*paths}.difference(named))
+                paths = named
+            if not paths:
+                usual = ", ".join(f"*{kind.suffixes[0]}" for kind in KINDS.values())
+                raise FileNotFoundError(f"{given}: no {usual} or the like in it (--input)")
         elif not given.exists():
             raise FileNotFoundError(f"{given}: no such file or directory (--input)")
         elif not given.is_file():
             raise ValueError(f"{given}: expected a regular file or a folder (--input)")
-        else:
-            file_kind = kind or kind_of(given) or _kind_by_content(given)
-            files.append(TableFile(given, file_kind, _root_of(given.parent, None)))
+        for path in paths:
+            files.append(TableFile(path, kind or kind_of(path) or _kind_by_content(path), root))
     if not files:
         raise ValueError("--input: expected a file or a folder, got none")
     for file in files:
@@ -87,27 +86,25 @@ def find_tables(
             f"--input: expected files of one kind, got {shown}; --input_format names the kind of "
             "all files"
         )
-    if left_out:
-        say(_left_out_line(left_out))
+    if documents:
+        suffixes = Counter(path.suffix for path in documents)
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.items())
+        names = ", ".join(path.name for path in documents[:_MOST_NAMED])
+        more = ", ..." * (len(documents) > _MOST_NAMED)
+        number = f"{len(documents):,} file{'s' * (len(documents) > 1)}"
+        say(f"left out: {number} ({counts}: {names}{more}), which --input_format would read")
     return files
 
 
-def _of_folder(folder: Path, kind: Kind | None, left_out: list[Path]) -> list[TableFile]:
-    """Returns the files of a folder, and adds those that are left out."""
-    tables = sorted(_files_below(folder, frozenset()))
-    if kind is None:  # otherwise the user knows better
-        suffixes = [Path(unpacked_name(path.name)).suffix for path in tables]
-        pairs = zip(tables, suffixes, strict=True)
-        documents = [p for p, end in pairs if kind_of(p) is None and end in _NO_TABLES]
-        left_out += documents
-        tables = [path for path in tables if path not in set(documents)]
-    if not tables:
-        usual = ", ".join(f"*{kind.suffixes[0]}" for kind in KINDS.values())
-        raise FileNotFoundError(f"{folder}: no {usual} or the like in it (--input)")
-    root = _root_of(folder, folder)
-    return [
-        TableFile(path, kind or kind_of(path) or _kind_by_content(path), root) for path in tables
-    ]
+def _suffix(path: Path) -> str:
+    return Path(unpacked_name(path.name)).suffix
+
+
+def _root_of(folder: Path) -> Path:
+    """Returns the folder above those, at the end of a path, whose names encode columns."""
+    while "=" in folder.name:
+        folder = folder.parent
+    return folder
 
 
 def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
@@ -133,23 +130,6 @@ def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
             raise ValueError(f"{path}: expected a regular file or a folder (--input)")
 
 
-def _root_of(folder: Path, otherwise: Path | None) -> Path | None:
-    """Returns the folder above those, at the end of a path, whose names encode columns."""
-    root = otherwise
-    while "=" in folder.name:
-        root = folder = folder.parent
-    return root
-
-
-def _left_out_line(paths: Sequence[Path]) -> str:
-    suffixes = Counter(path.suffix for path in paths)
-    kinds = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.items())
-    names = ", ".join(path.name for path in paths[:_MOST_NAMED])
-    more = ", ..." * (len(paths) > _MOST_NAMED)
-    files = f"{len(paths):,} file{'s' * (len(paths) > 1)}"
-    return f"left out: {files} ({kinds}: {names}{more}), which --input_format would read"
-
-
 def _kind_by_content(path: Path) -> Kind:
     """Returns the kind of a file with any name, of which the first bytes must be clear."""
     try:
@@ -159,7 +139,7 @@ def _kind_by_content(path: Path) -> Kind:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         start = b"\0"
-    suffix = Path(unpacked_name(path.name)).suffix
+    suffix = _suffix(path)
     may_be_text = not suffix or suffix[1:].isdigit() or suffix in (".dat", ".part")
     for kind in KINDS.values():
         if (may_be_text or not isinstance(kind, Text)) and kind.begins(start):

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.columns import array_of_values
-from dlrm.data.tables.kinds.columnar import first_line
+from dlrm.data.tables.kinds.columnar import arrow_errors, first_line
 from dlrm.data.tables.kinds.types import plain_array, plain_field
 from dlrm.files import staged_file
 
@@ -62,10 +62,9 @@ def open_frame(
         )
     if _is_pandas(frame):
         names = [str(column) for column in frame.columns]
-        places = _places(names, columns, name)
-        arrays = [_of_pandas(frame.iloc[:, place], names[place], name) for place in places]
-        table = pa.table(arrays, names=[names[place] for place in places])
-        return table.to_reader(GROUP_ROWS)
+        wanted = _indices(names, columns, name)
+        arrays = [_array_of_series(frame.iloc[:, i], names[i], name) for i in wanted]
+        return pa.table(arrays, names=[names[i] for i in wanted]).to_reader(GROUP_ROWS)
     try:
         stream = pa.RecordBatchReader.from_stream(frame)
     except (pa.ArrowException, TypeError) as error:
@@ -73,9 +72,19 @@ def open_frame(
         what = "a table of columns" if column is None else f"a type of Arrow in column {column!r}"
         hint = "" if column is None else "; cast it to another, or drop it"
         raise ValueError(f"{name}: expected {what} ({first_line(error)}){hint}") from error
-    places = _places(stream.schema.names, columns, name)
-    schema = pa.schema([plain_field(stream.schema.field(place)) for place in places])
-    return pa.RecordBatchReader.from_batches(schema, _chosen(stream, places, schema, name))
+    wanted = _indices(stream.schema.names, columns, name)
+    schema = pa.schema([plain_field(stream.schema.field(i)) for i in wanted])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with arrow_errors(f"{name}: cannot be read"):
+            for batch in stream:
+                chosen = batch.select(wanted)
+                for begin in range(0, batch.num_rows, GROUP_ROWS):  # for small dictionaries
+                    part = chosen.slice(begin, GROUP_ROWS)
+                    arrays = map(plain_array, part.columns, schema.types)
+                    yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _unreadable_column(frame: Any) -> str | None:
@@ -90,15 +99,14 @@ def _unreadable_column(frame: Any) -> str | None:
     return None
 
 
-def _places(names: Sequence[str], columns: Sequence[str] | None, name: str) -> list[int]:
-    """Returns the indices of wanted columns."""
-    if columns is None:
-        columns = names
-    check_columns(name, names, columns)
-    return [place for place, column in enumerate(names) if column in columns]
+def _indices(names: Sequence[str], columns: Sequence[str] | None, name: str) -> list[int]:
+    """Returns the indices of wanted columns, each of which is there once."""
+    wanted = names if columns is None else columns
+    check_columns(name, names, wanted)
+    return [index for index, column in enumerate(names) if column in wanted]
 
 
-def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
+def _array_of_series(series: Any, column: str, name: str) -> pa.ChunkedArray:
     try:
         if series.dtype == object:
             array = array_of_values(series.tolist())
@@ -110,22 +118,6 @@ def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
             "convert it, with .astype(str) for instance, or drop it"
         ) from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-
-
-def _chosen(
-    stream: pa.RecordBatchReader, places: Sequence[int], schema: pa.Schema, name: str
-) -> Iterator[pa.RecordBatch]:
-    try:
-        for batch in stream:
-            chosen = batch.select(places)
-            for begin in range(0, batch.num_rows, GROUP_ROWS):  # for small dictionaries
-                part = chosen.slice(begin, GROUP_ROWS)
-                arrays = map(plain_array, part.columns, schema.types)
-                yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ValueError(f"{name}: cannot be read ({first_line(error)})") from error
 
 
 def write_frame(
@@ -146,31 +138,31 @@ def write_frame(
     """
     reader, rows = _in_utc(open_frame(frame, columns, name), utc), 0
     options: dict[str, Any] = {"compression": "none", "write_statistics": False}
-    try:
-        with staged_file(path) as partial, pq.ParquetWriter(partial, reader.schema, **options) as w:
-            for table in _in_groups(reader):
-                w.write_table(table, GROUP_ROWS)
-                rows += table.num_rows
-    except (pa.ArrowException, NotImplementedError) as error:
-        raise ValueError(f"{name}: cannot be written as Parquet ({first_line(error)})") from error
+    with (
+        arrow_errors(f"{name}: cannot be written as Parquet"),
+        staged_file(path) as partial,
+        pq.ParquetWriter(partial, reader.schema, **options) as writer,
+    ):
+        for table in _in_groups(reader):
+            writer.write_table(table, GROUP_ROWS)
+            rows += table.num_rows
     return rows
 
 
 def _in_utc(reader: pa.RecordBatchReader, column: str | None) -> pa.RecordBatchReader:
     """Gives timestamps and dates of a column the zone UTC, unless they have a zone."""
-    place = reader.schema.get_field_index(column) if column is not None else -1
-    kind = reader.schema.field(place).type if place >= 0 else None
-    if kind is None or not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    index = reader.schema.get_field_index(column) if column is not None else -1
+    type_ = reader.schema.field(index).type if index >= 0 else pa.null()
+    is_time = pa.types.is_timestamp(type_) or pa.types.is_date(type_)
+    if not is_time or getattr(type_, "tz", None) is not None:
         return reader
-    if getattr(kind, "tz", None) is not None:
-        return reader
-    unit = getattr(kind, "unit", "ms")
-    schema = reader.schema.set(place, pa.field(column, pa.timestamp(unit, "UTC")))
+    unit = getattr(type_, "unit", "ms")
+    schema = reader.schema.set(index, pa.field(column, pa.timestamp(unit, "UTC")))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in reader:
-            times = pc.assume_timezone(batch.column(place).cast(pa.timestamp(unit)), "UTC")
-            yield batch.set_column(place, schema.field(place), times)
+            times = pc.assume_timezone(batch.column(index).cast(pa.timestamp(unit)), "UTC")
+            yield batch.set_column(index, schema.field(index), times)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 

@@ -1,13 +1,10 @@
 """Parts of text files, which are read where they are: files, or ranges of their lines."""
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError, has_header
@@ -24,56 +21,40 @@ from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
-from dlrm.data.tables.parts import JoinedPart, changed, checksum
+from dlrm.data.tables.parts import Part
 
 _PACKED = 8  # times the size of a compressed file that its text may have
 
 
 class TextColumns(NamedTuple):
-    """Says what to read of text.
-
-    Attributes:
-        text: its format.
-        columns: the columns to read.
-        quarantine: whether to accept rows that cannot be read.
-        cells: the columns of lists and of numbers in text.
-        floats: columns of text that may become float64, in batches without other texts.
-    """
+    """Says what to read of text."""
 
     text: TextFormat
     columns: Sequence[str]
-    quarantine: bool
+    quarantine: bool  # accept rows that cannot be read
     cells: Cells
-    floats: Sequence[str]
+    floats: Sequence[str]  # may become float64, in batches without other texts
+
+
+class Measured(NamedTuple):
+    """Numbers of the rows and lines of a part, and names of its columns."""
+
+    rows: int
+    lines: int
+    names: list[str]
+    notes: list[str]  # about rows of several lines
+    numbers: list[str]  # columns that were read, of nothing but numbers of JSON
 
 
 class TextPart(NamedTuple):
-    """A file, or a range of its lines.
-
-    Attributes:
-        table: the file.
-        file: its number among all files.
-        how: what is read of it.
-        within: the lines; None is all.
-        names: columns of the CSV whose lines these are, of which only the first can be a header.
-        rows: number of rows, once it is known.
-        first_row: number of rows before the part's first, in all files.
-        crc: CRC-32 of the bytes when they were counted, which later reads verify.
-    """
+    """A file, or a range of its lines."""
 
     table: TableFile
-    file: int
+    file: int  # its number among all files
     how: TextColumns
     within: ByteRange | None = None
-    names: tuple[str, ...] = ()
-    rows: int = 0
-    first_row: int = 0
-    crc: int | None = None
-
-    @property
-    def staged(self) -> bool:
-        """Returns whether batches have the column `PROBLEM`."""
-        return True
+    names: tuple[str, ...] = ()  # of a CSV's range, of which only the first can have a header
+    rows: int = 0  # once their number is known
 
     @property
     def source(self) -> str:
@@ -81,59 +62,44 @@ class TextPart(NamedTuple):
         return str(self.table.path)
 
     @property
-    def size(self) -> int:
-        """Bytes to read."""
-        begin, end = self._bytes
-        return end - begin
+    def content(self) -> str:
+        """Returns what the part is of the file."""
+        return "the lines" if self.within is None else f"the lines in bytes {self.within.begin} on"
 
     @property
-    def _bytes(self) -> tuple[int, int]:
-        if self.within is not None:
-            return self.within.begin, self.within.end
-        return 0, self.table.path.stat().st_size
+    def byte_range(self) -> tuple[str, int, int]:
+        """The file, and begin and end of the bytes that the part was cut from."""
+        begin, end = self.within[:2] if self.within else (0, self.table.path.stat().st_size)
+        return self.source, begin, end
+
+    @property
+    def size(self) -> int:
+        """Number of these bytes."""
+        _, begin, end = self.byte_range
+        return end - begin
 
     @property
     def is_plain(self) -> bool:
         """Returns whether the file is not compressed."""
-        path = self.table.path
-        return self.how.text.compression == "none" or compression_of(path) == "none"
+        return "none" in (self.how.text.compression, compression_of(self.table.path))
 
     @property
     def text_size(self) -> int:
         """Approximate bytes of text."""
         return self.size * (1 if self.is_plain else _PACKED)
 
-    def file_of(self, row: int) -> int:
-        """Returns the number of the file."""
-        return self.file
-
-    def source_of(self, row: int) -> str:
-        """Returns the file."""
-        return self.source
-
     def where(self, row: int) -> str:
         """Returns the location of a row of the part, from 0: the file and the line."""
-        place = row
-        for batch in TextReader(self).batches([LINE]):
-            if place < batch.num_rows:
-                return f"{self.source}, line {batch.column(0)[place].as_py()}"
-            place -= batch.num_rows
+        for batch in _read(self, [LINE]):
+            if row < batch.num_rows:
+                return f"{self.source}, line {batch.column(0)[row].as_py()}"
+            row -= batch.num_rows
         raise IndexError(row)
-
-    def checksum(self) -> int:
-        """Returns the CRC-32 of the bytes that the part was cut from."""
-        return checksum(self.table.path, *self._bytes)
 
     def ranges(self) -> list[tuple[str, int, int, bool]]:
         """Returns the bytes that reading needs: file, begin, end, and whether to a line's end."""
-        begin, end = self._bytes
-        return [(self.source, max(begin - 1, 0), end, self.within is not None)]
-
-    def check(self) -> None:
-        """Raises ValueError if the file has changed since it was counted."""
-        if self.crc is not None and (crc := self.checksum()) != self.crc:
-            place = "" if self.within is None else f" in bytes {self.within.begin} on"
-            raise changed(self.source, self.crc, f"the lines{place}", crc)
+        path, begin, end = self.byte_range
+        return [(path, max(begin - 1, 0), end, self.within is not None)]
 
     def read(
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
@@ -144,26 +110,25 @@ class TextPart(NamedTuple):
             columns: columns of `how`, and `PROBLEM`, the problem of a row as a whole.
             facts: receives, at the end, the `numbers`, columns of nothing but numbers of JSON.
         """
-        reader = TextReader(self)
-        yield from reader.batches(columns)
+        measured = yield from _read(self, columns)
         if facts is not None:
-            facts["numbers"] = sorted(reader.numbers)
+            facts["numbers"] = measured.numbers
 
-    def together(
+    def read_together(
         self, parts: "Sequence[TextPart]", columns: Sequence[str], facts: dict[str, Any] | None
     ) -> list[pa.RecordBatch] | None:
         """Returns the rows of small files that are read as one; None if that is impossible."""
         if (content := _content(parts)) is None:
             return None
-        reader = TextReader(self, content)
+        batches: list[pa.RecordBatch] = []
         try:
-            batches = list(reader.batches(columns))
+            measured = _drain(_read(self, columns, content), batches.append)
         except (ValueError, UndecidedError):
             return None
-        if reader.measured().rows != sum(part.rows for part in parts):
+        if measured.rows != sum(part.rows for part in parts):
             return None
         if facts is not None:
-            facts["numbers"] = sorted(reader.numbers)
+            facts["numbers"] = measured.numbers
         return batches
 
 
@@ -171,7 +136,7 @@ def _content(parts: Sequence[TextPart]) -> bytes | None:
     """Returns the text of plain files with one header; None if they cannot be read as one."""
     first = parts[0]
     text, partition = first.how.text, first.table.partition
-    if other_encoding(text.encoding) is not None:
+    if other_encoding(text) is not None:
         return None
     contents, header = list[bytes](), b""
     for part in parts:
@@ -187,24 +152,6 @@ def _content(parts: Sequence[TextPart]) -> bytes | None:
     return header + b"".join(contents)
 
 
-class Measured(NamedTuple):
-    """The rows of a part.
-
-    Attributes:
-        rows: their number.
-        lines: number of lines.
-        names: names of the columns that were found.
-        notes: lines about rows of several lines.
-        numbers: columns of nothing but numbers of JSON, of a copy.
-    """
-
-    rows: int
-    lines: int
-    names: list[str]
-    notes: list[str]
-    numbers: Sequence[str] = ()
-
-
 def copy(part: TextPart, path: str) -> Measured:
     """Copies a file to a stream of Arrow, with the columns `LINE` and `PROBLEM`.
 
@@ -212,29 +159,32 @@ def copy(part: TextPart, path: str) -> Measured:
         ValueError: the file is damaged, or a column is missing; the message has file and place.
     """
     how = part.how._replace(floats=())  # which batches have in different types
-    reader = TextReader(part._replace(how=how))
-    with ExitStack() as stack:
-        writer = None
-        for batch in reader.batches([*how.columns, LINE, PROBLEM]):
-            if writer is None:
-                writer = stack.enter_context(pa.ipc.new_stream(path, batch.schema))
-            writer.write_batch(batch)
-    return reader.measured()._replace(numbers=sorted(reader.numbers))
+    batches = _read(part._replace(how=how), [*how.columns, LINE, PROBLEM])
+    writer = None
+
+    def write(batch: pa.RecordBatch) -> None:
+        nonlocal writer
+        writer = writer or pa.ipc.new_stream(path, batch.schema)
+        writer.write_batch(batch)
+
+    measured = _drain(batches, write)
+    if writer is not None:
+        writer.close()
+    return measured
 
 
-def measure(part: TextPart | JoinedPart) -> list[Measured | None]:
+def measure(part: Part) -> list[Measured | None]:
     """Counts the rows of files; None if rows of a range of lines may have several of them.
 
     Raises:
         ValueError: a file is damaged, or a column is missing; the message has file and place.
     """
-    return list(map(_measure, part.parts if isinstance(part, JoinedPart) else [part]))
+    return list(map(_measure, part.parts))
 
 
 def _measure(part: TextPart) -> Measured | None:
-    reader = TextReader(part)
     try:
-        deque(reader.batches([]), 0)
+        return _drain(_read(part, []))
     except UndecidedError:
         return None
     except ValueError:
@@ -242,7 +192,6 @@ def _measure(part: TextPart) -> Measured | None:
             raise
         lines = count_lines(part.table.path, ByteRange(0, part.within.begin))
         return _measure(part._replace(within=part.within._replace(lines=lines)))
-    return reader.measured()
 
 
 def text_parts(
@@ -253,122 +202,105 @@ def text_parts(
     Args:
         part_bytes: approximate maximum size of a part.
     """
-    parts: list[TextPart] = []
-    for number, file in files:
-        whole = TextPart(file, number, how)
-        parts += (whole.text_size > part_bytes and _ranges(whole, part_bytes)) or [whole]
-    return parts
+    wholes = (TextPart(file, number, how) for number, file in files)
+    return [part for whole in wholes for part in _divided(whole, part_bytes)]
 
 
-def _ranges(part: TextPart, part_bytes: int) -> list[TextPart]:
-    """Returns parts of the lines of a file; none if they cannot be read on their own."""
-    file, text = part.table, part.how.text
-    if other_encoding(text.encoding) is not None or not part.is_plain:
-        return []
+def _divided(part: TextPart, part_bytes: int) -> list[TextPart]:
+    """Returns parts of the lines of a file, or the file if they cannot be read on their own."""
+    kind, text = part.table.kind, part.how.text
     names: tuple[str, ...] = ()
-    if file.kind.delimited:
-        if text.escape not in (None, NONE):
-            return []
-        names = tuple(file.kind.names(file.path, text))
-        if len(names) < 2 or any("\n" in name or "\r" in name for name in names):
-            return []  # blank lines of one column are errors, which others decide on
-    size = file.path.stat().st_size
-    count = -(-size // part_bytes)
-    ends = [size * (i + 1) // count for i in range(count)]
-    ranges = itertools.starmap(ByteRange, itertools.pairwise([0, *ends]))
+    if part.size <= part_bytes or not part.is_plain or other_encoding(text) is not None:
+        return [part]
+    if kind.delimited:
+        names = tuple(kind.names(part.table.path, text))
+        of_lines = not any("\n" in name or "\r" in name for name in names)
+        # Blank lines of one column are errors, which others decide on.
+        if len(names) < 2 or not of_lines or text.escape not in (None, NONE):
+            return [part]
+    count = -(-part.size // part_bytes)
+    ends = [part.size * i // count for i in range(count + 1)]
+    ranges = itertools.starmap(ByteRange, itertools.pairwise(ends))
     return [part._replace(within=within, names=names) for within in ranges]
 
 
-class TextReader:
-    """Reads a part once.
+def _drain(
+    batches: Generator[pa.RecordBatch, None, Measured],
+    use: Callable[[pa.RecordBatch], object] = lambda batch: None,
+) -> Measured:
+    while True:
+        try:
+            use(next(batches))
+        except StopIteration as end:
+            return end.value
+
+
+def _read(
+    part: TextPart, columns: Sequence[str], content: bytes | None = None
+) -> Generator[pa.RecordBatch, None, Measured]:
+    """Yields the rows of a part, some at a time, and returns what was read; see `TextPart.read`.
 
     Args:
         content: the text to read in place of the file; None is that of the file.
-
-    Attributes:
-        numbers: columns of nothing but numbers of JSON, so far.
     """
+    how, path, kind = part.how, part.table.path, part.table.kind
+    assert isinstance(kind, Text)
+    partition, text, spans = part.table.partition, how.text, Spans()
+    in_file = [name for name in how.columns if name not in partition]
+    read = [name for name in in_file if name in columns]
+    problems: dict[int, str] | None = {} if how.quarantine else None
+    numbers, floats, known, num_rows = set(in_file), set(how.floats), dict[str, None](), 0
+    if part.names and part.within is not None and part.within.begin:
+        text = replace(text, columns=part.names, header=False)
+    reading = Reading(
+        text,
+        how.cells.separators,
+        read,
+        problems,
+        spans,
+        distinct={name for name in read if name not in how.cells.plain},
+        within=part.within,
+        numbers=floats,
+        content=content,
+    )
+    try:
+        for names, lines, arrays in kind.read(path, reading, how.cells, numbers):
+            kind.check_names(path, names, how.text, in_file)
+            known |= dict.fromkeys([*names, *partition])
+            num_rows += len(lines)
+            if not len(lines) or not columns:
+                continue
+            arrays |= {name: pa.array([value] * len(lines)) for name, value in partition.items()}
+            arrays |= {
+                LINE: pa.array(lines, pa.int64()),
+                PROBLEM: pa.nulls(len(lines), pa.string()),
+            }
+            if problems:
+                wrong = map(problems.get, lines.tolist())
+                arrays[PROBLEM] = pa.array(list(wrong), pa.string())
+            for name in columns:
+                if name not in (LINE, PROBLEM):
+                    array = arrays.get(name, pa.nulls(len(lines)))
+                    arrays[name] = _typed(name, array, how.cells, floats)
+            yield pa.RecordBatch.from_arrays([arrays[name] for name in columns], [*columns])
+    except LineError as error:
+        raise ValueError(f"{error}{LEAVES_OUT}") from error
+    note = spans.note(part.source, how.text)
+    notes = [] if note is None else [note]
+    return Measured(num_rows, spans.read, [*known], notes, sorted(numbers))
 
-    def __init__(self, part: TextPart, content: bytes | None = None) -> None:
-        self._content = content
-        self._part, self._how, self._kind = part, part.how, part.table.kind
-        self._partition = part.table.partition
-        self.numbers = set(part.how.columns) - self._partition.keys()
-        self._names: dict[str, None] = {}
-        self._spans, self._rows = Spans(), 0
-        self._floats = set(part.how.floats)
 
-    def measured(self) -> Measured:
-        """Returns what has been read."""
-        note = self._spans.note(self._part.source, self._how.text)
-        notes = [] if note is None else [note]
-        return Measured(self._rows, self._spans.read, [*self._names], notes)
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows, some at a time; see `TextPart.read`."""
-        part, how, kind = self._part, self._how, self._kind
-        assert isinstance(kind, Text)
-        in_file = [name for name in how.columns if name not in self._partition]
-        read = [name for name in in_file if name in columns]
-        distinct = {name for name in read if name not in how.cells.plain}
-        problems: dict[int, str] | None = {} if how.quarantine else None
-        text = how.text
-        if part.names and part.within is not None and part.within.begin:
-            text = replace(text, columns=part.names, header=False)
-        reading = Reading(
-            text,
-            how.cells.separators,
-            read,
-            problems,
-            self._spans,
-            distinct=distinct,
-            within=part.within,
-            numbers=self._floats,
-            content=self._content,
-        )
-        try:
-            read_rows = kind.read(part.table.path, reading, how.cells, self.numbers)
-            for names, lines, found in read_rows:
-                kind.check_names(part.table.path, names, how.text, in_file)
-                self._names |= dict.fromkeys([*names, *self._partition])
-                self._rows += len(lines)
-                if len(lines) and columns:
-                    yield self._batch(lines, found, columns, problems)
-        except LineError as error:
-            raise ValueError(f"{error}{LEAVES_OUT}") from error
-
-    def _batch(
-        self,
-        lines: np.ndarray,
-        found: dict[str, pa.Array],
-        columns: Sequence[str],
-        problems: dict[int, str] | None,
-    ) -> pa.RecordBatch:
-        rows, partition = len(lines), self._partition.items()
-        arrays = found | {name: pa.array([value] * rows) for name, value in partition}
-        made: list[pa.Array] = []
-        for name in columns:
-            if name == LINE:
-                made.append(pa.array(lines, pa.int64()))
-            elif name == PROBLEM:
-                wrong = [problems.get(line) for line in lines.tolist()] if problems else None
-                made.append(pa.array(wrong, pa.string()) if wrong else pa.nulls(rows, pa.string()))
-            else:
-                made.append(self._typed(name, arrays.get(name, pa.nulls(rows))))
-        return pa.RecordBatch.from_arrays(made, [*columns])
-
-    def _typed(self, name: str, array: pa.Array) -> pa.Array:
-        """Returns a column in the type that it has in every batch, unless it is of numbers."""
-        cells = self._how.cells
-        if name in self._floats:
-            if (floats := floats_of(array)) is not None:
-                return floats
-            self._floats.remove(name)
-        kind = cells.type_of(name)
-        if pa.types.is_string(kind) and name not in cells.plain:
-            kind = pa.dictionary(pa.int32(), kind)
-        if array.type == kind:
-            return array
-        if pa.types.is_dictionary(kind):
-            return array.cast(kind.value_type).dictionary_encode()
-        return array.cast(kind)
+def _typed(name: str, array: pa.Array, cells: Cells, floats: set[str]) -> pa.Array:
+    """Returns a column in the type that it has in every batch, unless it is of numbers."""
+    if name in floats:
+        if (values := floats_of(array)) is not None:
+            return values
+        floats.remove(name)
+    kind = cells.type_of(name)
+    if pa.types.is_string(kind) and name not in cells.plain:
+        kind = pa.dictionary(pa.int32(), kind)
+    if array.type == kind:
+        return array
+    if pa.types.is_dictionary(kind):
+        return array.cast(kind.value_type).dictionary_encode()
+    return array.cast(kind)

@@ -60,9 +60,7 @@ class TableOptions(PreparationOptions):
 
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, the options that determine the bytes of the dataset."""
-        text = asdict(self.text)
-        del text["chunk_rows"]
-        values = text | vars(self.division)
+        values = asdict(self.text) | vars(self.division)
         values["feature_spec_out"] = self.feature_spec_out
         flags = {"--schema": self.schema.to_dict()} | {f"--{k}": v for k, v in values.items()}
         return flags | self.common_facts()

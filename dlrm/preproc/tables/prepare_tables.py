@@ -25,7 +25,7 @@ from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import FilePart, JoinedPart, joined, part_of, parts_of_file
+from dlrm.data.tables.parts import Part, joined, parts_of_file
 from dlrm.data.tables.text_parts import (
     Measured,
     TextColumns,
@@ -56,7 +56,6 @@ _OF_JSON = (1 << 20, 32 << 20)  # of JSON lines, whose copies lack the names on 
 _LEAST_TEXT = 1 << 12  # whatever the user sets
 _PARTS_PER_CORE = 2
 _MOST_NOTES = 3  # about files whose rows extend over several lines
-Part = FilePart | JoinedPart | TextPart
 
 
 def prepare_tables(
@@ -97,7 +96,7 @@ def prepare_tables(
     files, splits = _files(options, tables) if query is None else ([], [])
     in_memory = any(file.kind is FRAME for file in files)
     in_memory |= query is not None and query.frame is not None
-    on_disk = [] if in_memory else [path for file in files for path in file.paths]
+    on_disk = [] if in_memory else [file.path for file in files]
     facts: dict[str, Any] = input_facts(on_disk) | ({} if query is None else query.facts())
     for split, given in tables.items():
         named = [f"{file.path.resolve()} ({file.kind})" for file in given]
@@ -223,7 +222,7 @@ def _parts(
                 stage.rows = write_frame(file.frame, how.columns, path, str(file.path), utc)
                 stage.size = path.stat().st_size
             most = part_bytes(run, stage.size, _PART_BYTES, _PARTS_PER_CORE)
-            yield from parts_of_file(number, file, most, (path, PARQUET))
+            yield from (Part([part]) for part in parts_of_file(number, file, most, (path, PARQUET)))
         return
     size = sum(file.path.stat().st_size for file in files)
     limits = _OF_JSON if kind is JSON_LINES else _PART_BYTES
@@ -243,7 +242,7 @@ def _parts(
         check_columns(file.path, file.columns(run.options.format), how.columns)
     of_files = (parts_of_file(number, file, most) for number, file in numbered)
     parts = [*itertools.chain.from_iterable(of_files)]
-    yield from map(part_of, joined(parts, [part.size for part in parts], most, groups))
+    yield from joined(parts, [part.size for part in parts], most, groups)
 
 
 def _text_parts(
@@ -256,7 +255,7 @@ def _text_parts(
     parts = text_parts(files, how, part_bytes)
     together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
     is_json = files[0][1].kind is JSON_LINES  # of which Python's parser reads lists
-    of_groups = partial(run.engine.map, measure, [*map(part_of, together)])
+    of_groups = partial(run.engine.map, measure, together)
     stored = run.work.once("lines", lambda: [*itertools.chain(*of_groups())])
     measured = [one and Measured(*one) for one in stored]
     folder, lines, copies = run.work.folder("copies"), dict[int, int](), dict[int, Any]()
@@ -280,11 +279,12 @@ def _text_parts(
     known = iter(measured)
     for group in together:
         made: list[TextPart] = []
-        for part, one in zip(group, known, strict=False):
+        for part, one in zip(group.parts, known, strict=False):
             if part.file in copied:
                 if part.file in copies and copied[part.file].rows:
                     copy_of = Path(copies.pop(part.file)[1]), ARROW
-                    yield from parts_of_file(part.file, part.table, part_bytes, copy_of)
+                    copied_parts = parts_of_file(part.file, part.table, part_bytes, copy_of)
+                    yield from (Part([one]) for one in copied_parts)
                 continue
             assert one is not None
             if part.within is not None:
@@ -293,7 +293,7 @@ def _text_parts(
                 lines[part.file] = before + one.lines
             made.append(part._replace(rows=one.rows))
         if made:
-            yield part_of(made)
+            yield Part(made)
 
 
 def _copy(item: tuple[TextPart, str]) -> Measured:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.kinds.text import PROBLEM
-from dlrm.data.tables.parts import FilePart
+from dlrm.data.tables.parts import Part
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.stored import facts_file
@@ -37,7 +37,7 @@ class TableSource:
     fitted: str | None = None
 
     def read(
-        self, part: FilePart, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
+        self, part: Part, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
     ) -> Iterator[Read]:
         """Yields the rows of a part; see `Source`."""
         part.check()
@@ -49,7 +49,7 @@ class TableSource:
         reader = RowReader(
             self.schema, fitted=earlier, texts=facts is not None, only_numbers=only_numbers
         )
-        columns = [*dict.fromkeys([*reader.columns, *self.others]), *[PROBLEM] * part.staged]
+        columns = [*dict.fromkeys([*reader.columns, *self.others]), PROBLEM]
         first_row = part.first_row
         for batch in part.read(columns, facts):
             try:

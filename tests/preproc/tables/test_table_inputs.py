@@ -13,7 +13,7 @@ from pyarrow import orc
 from tables_testing import COLUMNAR, check_bad_row, contents, prepare, write_table
 
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.parts import parts_of_file
+from dlrm.data.tables.parts import Part, parts_of_file
 from dlrm.preproc.errors import TaskError
 
 SCHEMA = {
@@ -251,7 +251,7 @@ def test_stripes_of_any_compression_are_found(tmp_path, compression):
     read = [[batch["c"].to_numpy() for batch in part.read(["c"])] for part in parts]
     assert [sum(map(len, part)) for part in read] == [part.rows for part in parts]
     np.testing.assert_array_equal(np.concatenate(sum(read, [])), values)
-    counted = [part._replace(crc=part.checksum()) for part in parts]
+    counted = [Part([part], crc=Part([part]).checksum()) for part in parts]
     whole, place = bytearray(path.read_bytes()), parts[0].size + parts[1].size // 2
     whole[place] ^= 1
     path.write_bytes(whole)

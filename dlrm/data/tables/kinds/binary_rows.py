@@ -27,28 +27,31 @@ class _Blocks(Groups):
                 "truncated, or --numerical_features is wrong"
             )
         self._rows = map_file(path, _WORD, (size // self._row_bytes, width))
-        kinds = {layout.LABEL: pa.int32()}
-        kinds |= {layout.numerical_name(i): pa.float32() for i in range(num_numerical)}
-        kinds |= {layout.categorical_name(i): pa.int32() for i in range(num_tables)}
-        self.schema = pa.schema(list(kinds.items()))
+        columns = {layout.LABEL: pa.int32()}
+        columns |= {layout.numerical_name(i): pa.float32() for i in range(num_numerical)}
+        columns |= {layout.categorical_name(i): pa.int32() for i in range(num_tables)}
+        self.schema = pa.schema(list(columns.items()))
         self.num_groups = -(-len(self._rows) // _BLOCK_ROWS)
 
     def rows(self, number: int) -> int:
         return min(_BLOCK_ROWS, len(self._rows) - number * _BLOCK_ROWS)
 
-    def place(self, number: int) -> tuple[int, int]:
+    def where(self, number: int, row: int, done: int = 0) -> str:
+        return f"{self.source}, row {number * _BLOCK_ROWS + done + row}"
+
+    def byte_range(self, number: int) -> tuple[int, int]:
         begin = number * _BLOCK_ROWS
         return begin * self._row_bytes, (begin + self.rows(number)) * self._row_bytes
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([self.schema.field(name) for name in columns])
-        places = [self.schema.names.index(name) for name in columns]
+        indices = list(map(self.schema.names.index, columns))
         first, size = number * _BLOCK_ROWS, max(BATCH_VALUES // len(columns), 1)
         end = first + self.rows(number)
         for begin in range(first, end, size):
-            words = np.ascontiguousarray(self._rows[begin : min(begin + size, end)].T[places])
+            words = np.ascontiguousarray(self._rows[begin : min(begin + size, end)].T[indices])
             dtypes = (field.type.to_pandas_dtype() for field in schema)
-            arrays = [pa.array(word.view(kind)) for word, kind in zip(words, dtypes, strict=True)]
+            arrays = [pa.array(word.view(dtype)) for word, dtype in zip(words, dtypes, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -65,15 +68,5 @@ class BinaryRows(Columnar):
         self.name = f"{self.title} {num_numerical} {num_tables}"
         self._features = num_numerical, num_tables
 
-    @classmethod
-    def named(cls, name: str) -> "BinaryRows | None":
-        """Returns the kind whose name it is, if any."""
-        title, *features = name.rsplit(" ", 2)
-        return cls(*map(int, features)) if title == cls.title else None
-
     def groups_of(self, path: str | Path) -> Groups:
         return _Blocks(path, *self._features)
-
-    def where(self, source: str | Path, number: int, done: int, row: int) -> str:
-        """Returns the location of a row, which is that in the file."""
-        return f"{source}, row {number * _BLOCK_ROWS + done + row}"

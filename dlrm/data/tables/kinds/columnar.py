@@ -27,24 +27,40 @@ _NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x1f]")
 _STREAM = b"\xff\xff\xff\xff"  # before each message of Arrow
 
 
-class Groups:
-    """An open file.
+@contextmanager
+def arrow_errors(problem: str) -> Iterator[None]:
+    """Raises errors of Arrow as ValueError with a problem, whose message names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if "lists to be of size" in str(error):
+            problem = problem.replace(
+                "damaged", "null lists of a fixed size, which pyarrow reads in memory alone"
+            )
+        raise ValueError(f"{problem} ({first_line(error)})") from None
 
-    Attributes:
-        schema: its columns.
-        num_groups: the number of groups of rows.
-        size: bytes of the file.
-    """
+
+def first_line(error: BaseException) -> str:
+    """Returns the beginning of an error of Arrow, which may have a traceback of its own."""
+    return str(error).partition("\n")[0][:200]
+
+
+class Groups:
+    """An open file, whose name for messages is `source`."""
 
     schema: pa.Schema
     num_groups: int
-    size: int
+    size: int  # bytes of the file
+    kind: "Columnar"
+    source: str
 
     def rows(self, number: int) -> int:
         """Returns the number of rows of a group."""
         raise NotImplementedError
 
-    def place(self, number: int) -> tuple[int, int]:
+    def byte_range(self, number: int) -> tuple[int, int]:
         """Returns the bytes of a group, its begin and end; the bytes of all have every value.
 
         Where pyarrow does not tell them they are a share of the file, as here.
@@ -52,105 +68,69 @@ class Groups:
         return self.size * number // self.num_groups, self.size * (number + 1) // self.num_groups
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields a group's rows, about `BATCH_VALUES` values at a time.
+        """Yields rows of a group with one or more columns, about `BATCH_VALUES` at a time."""
+        raise NotImplementedError
+
+    def where(self, number: int, row: int, done: int = 0) -> str:
+        """Returns the location of a row of a group, after `done` others."""
+        return f"{self.source}, {self.kind.group} {number}, row {done + row}"
+
+    def count(self, number: int) -> int:
+        """Returns the number of rows of a group, or raises ValueError with its name."""
+        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+            return self.rows(number)
+
+    def read(
+        self, number: int, columns: Sequence[str], partition: Mapping[str, str | None]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a group, some at a time, with columns of text as Arrow has them.
 
         Args:
-            number: the group.
-            columns: one or more columns of the file, which has each name once.
+            columns: names of the columns to read; missing ones are left out.
+            partition: columns with one value, which take precedence over those of the file.
+
+        Raises:
+            ValueError: the group is damaged, or the file has two columns of one name.
         """
-        raise NotImplementedError
+        names = self.schema.names
+        if twice := [name for name in columns if names.count(name) > 1]:
+            raise ValueError(f"{self.source}: two columns are called {twice[0]!r}")
+        added = {name: value for name, value in partition.items() if name in columns}
+        wanted = [name for name in columns if name in names and name not in added]
+        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+            for batch in self.batches(number, wanted) if wanted else _empty(self.rows(number)):
+                for name, value in added.items():
+                    constant = pa.array([value] * batch.num_rows, pa.string())
+                    batch = batch.append_column(name, constant)
+                yield batch
 
 
 class Columnar(Kind):
-    """A kind of files with columns in groups of rows.
+    """A kind of files with columns in groups of rows."""
 
-    Attributes:
-        magic: the first bytes of its files.
-        group: the name of a group in messages.
-    """
-
-    magic: bytes
-    group: str
+    magic: bytes  # begins its files
+    group: str  # in messages
 
     def begins(self, start: bytes) -> bool:
-        """Returns whether a file begins with `magic`."""
         return start.startswith(self.magic)
 
     def groups_of(self, path: str | Path) -> Groups:
         """Opens a file; the caller names it in errors of Arrow."""
         raise NotImplementedError
 
-    def problem(self, error: Exception) -> str:
-        """Returns the problem of a group that could not be read."""
-        return "damaged"
-
     def open(self, path: str | Path, source: str | Path) -> Groups:
-        """Opens a file.
-
-        Args:
-            path: the file.
-            source: its name for messages.
+        """Opens a file; `source` names it in messages.
 
         Raises:
-            ValueError: the file is of another kind, or damaged; the message names it.
+            ValueError: the file is of another kind, or damaged.
         """
-        try:
-            return self.groups_of(path)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise ValueError(
-                f"{source}: no {self.title} file, or damaged ({first_line(error)})"
-            ) from None
+        with arrow_errors(f"{source}: no {self.title} file, or damaged"):
+            opened = self.groups_of(path)
+        opened.kind, opened.source = self, str(source)
+        return opened
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
-        """Returns the names of the columns; see `Kind.names`."""
         return list(self.open(path, path).schema.names)
-
-    def read(
-        self,
-        opened: Groups,
-        source: str | Path,
-        number: int,
-        columns: Sequence[str],
-        partition: Mapping[str, str | None],
-    ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a group, some at a time, with columns of text as Arrow has them.
-
-        Args:
-            opened, source: the file, and its name for messages.
-            number: the group.
-            columns: names of the columns to read; missing ones are left out.
-            partition: columns with one value, which take precedence over those of the file.
-
-        Raises:
-            ValueError: the group is damaged, or the file has two columns of one name; the message
-                has file and group.
-        """
-        names = opened.schema.names
-        if twice := [name for name in columns if names.count(name) > 1]:
-            raise ValueError(f"{source}: two columns are called {twice[0]!r}")
-        added = {name: value for name, value in partition.items() if name in columns}
-        wanted = [name for name in columns if name in names and name not in added]
-        with self._named(source, number):
-            for batch in opened.batches(number, wanted) if wanted else _empty(opened.rows(number)):
-                yield _with_constants(batch, added)
-
-    def rows(self, opened: Groups, source: str | Path, number: int) -> int:
-        """Returns the number of rows of a group; see `read`."""
-        with self._named(source, number):
-            return opened.rows(number)
-
-    @contextmanager
-    def _named(self, source: str | Path, number: int) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise ValueError(
-                f"{source}: {self.group} {number}: {self.problem(error)} ({first_line(error)})"
-            ) from None
 
     def batches(
         self,
@@ -161,50 +141,33 @@ class Columnar(Kind):
         spans: Spans | None = None,
         seen: set[str] | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, Locate]]:
-        """Yields the rows of a file; see `Kind.batches`."""
         opened, partition = self.open(file.path, file.path), file.partition
         if seen is not None:
             seen |= {*opened.schema.names, *partition}
         for number in range(opened.num_groups):
             done = 0
-            for batch in self.read(opened, file.path, number, columns, partition):
-                yield batch, partial(self.where, file.path, number, done)
+            for batch in opened.read(number, columns, partition):
+                yield batch, partial(opened.where, number, done=done)
                 done += batch.num_rows
 
-    def where(self, source: str | Path, number: int, done: int, row: int) -> str:
-        """Returns the location of a row after `done` others of a group."""
-        return f"{source}, {self.group} {number}, row {done + row}"
+
+def _empty(rows: int) -> list[pa.RecordBatch]:
+    """Returns rows of no columns."""
+    structs = pa.array([{}] * rows, pa.struct([]))
+    return [pa.RecordBatch.from_struct_array(structs)] if rows else []
 
 
-def rows_at_once(rows: int, values: int) -> int:
-    """Returns the number of a group's rows to read at a time, given the number of their values."""
+def _rows_at_once(rows: int, values: int) -> int:
     return max(BATCH_VALUES * rows // max(values, 1), 1)
 
 
-def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields a group's rows, about `BATCH_VALUES` values at a time."""
     values = sum(
         len(column.flatten()) if is_list(column.type) else len(column) for column in batch.columns
     )
-    size = rows_at_once(batch.num_rows, values)
-    for begin in range(0, batch.num_rows, size):
-        yield batch.slice(begin, size)
-
-
-def _empty(rows: int) -> Iterator[pa.RecordBatch]:
-    if rows:
-        yield pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-
-
-def _with_constants(batch: pa.RecordBatch, values: Mapping[str, str | None]) -> pa.RecordBatch:
-    for name, value in values.items():
-        batch = batch.append_column(name, pa.array([value] * batch.num_rows, pa.string()))
-    return batch
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the beginning of an error of Arrow, which may have a traceback of its own."""
-    return str(error).partition("\n")[0][:200]
+    size = _rows_at_once(batch.num_rows, values)
+    return (batch.slice(begin, size) for begin in range(0, batch.num_rows, size))
 
 
 class Parquet(Columnar):
@@ -214,28 +177,21 @@ class Parquet(Columnar):
     suffixes = (".parquet", ".pq", ".parq")
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file; see `Columnar.groups_of`."""
         return _RowGroups(path)
-
-    def problem(self, error: Exception) -> str:
-        """Returns the problem of a row group."""
-        if "lists to be of size" in str(error):
-            return "null lists of a fixed size, which pyarrow reads in memory alone"
-        return super().problem(error)
 
 
 class _RowGroups(Groups):
     def __init__(self, path: str | Path) -> None:
-        self._path, self._file = path, pq.ParquetFile(path, memory_map=True)
-        self.schema, self.num_groups = self._file.schema_arrow, self._file.metadata.num_row_groups
+        self._path, file = path, pq.ParquetFile(path, memory_map=True)
+        self.schema, self._metadata = file.schema_arrow, file.metadata
+        self.num_groups = self._metadata.num_row_groups
 
     def rows(self, number: int) -> int:
-        return self._file.metadata.row_group(number).num_rows
+        return self._metadata.row_group(number).num_rows
 
-    def place(self, number: int) -> tuple[int, int]:
-        facts, places = self._file.metadata.row_group(number), []
-        for i in range(facts.num_columns):
-            chunk = facts.column(i)
+    def byte_range(self, number: int) -> tuple[int, int]:
+        places = []
+        for chunk in self._chunks(number):
             begin = chunk.data_page_offset
             if chunk.has_dictionary_page:
                 begin = min(begin, chunk.dictionary_page_offset)
@@ -243,34 +199,29 @@ class _RowGroups(Groups):
         return min(places, default=0), max(places, default=0)
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        size = rows_at_once(self.rows(number), self._values(number, columns))
+        below, values = tuple(f"{name}." for name in columns), 0  # including those of lists
+        for chunk in self._chunks(number):
+            if (path := chunk.path_in_schema) in columns or path.startswith(below):
+                values += chunk.num_values
+        size = _rows_at_once(self.rows(number), values)
         yield from self._with_indices.iter_batches(size, [number], columns, use_threads=False)
+
+    def _chunks(self, number: int) -> Iterator[Any]:
+        group = self._metadata.row_group(number)
+        return map(group.column, range(group.num_columns))
 
     @cached_property
     def _with_indices(self) -> pq.ParquetFile:
-        """The file with columns of text as indices of values."""
-        text = [path for field in self.schema for path in self._text_paths(field)]
-        metadata = self._file.metadata  # of which nothing is read twice
-        return pq.ParquetFile(self._path, metadata=metadata, read_dictionary=text, memory_map=True)
-
-    def _text_paths(self, field: pa.Field) -> list[str]:
-        """Returns Parquet's paths of a column's text, or of the text in its lists."""
-        if is_text(field.type):
-            return [field.name]
-        if not is_list(field.type) or not is_text(field.type.value_type):
-            return []
-        columns = self._file.metadata.schema
-        paths = (columns.column(i).path for i in range(self._file.metadata.num_columns))
-        return [path for path in paths if path.startswith(f"{field.name}.")]
-
-    def _values(self, number: int, columns: Sequence[str]) -> int:
-        """Returns the number of values of columns in a row group, including those of lists."""
-        facts, values = self._file.metadata.row_group(number), 0
-        for i in range(facts.num_columns):
-            path = facts.column(i).path_in_schema
-            if path in columns or any(path.startswith(f"{name}.") for name in columns):
-                values += facts.column(i).num_values
-        return values
+        """The file with columns of text, or lists of it, as indices of values."""
+        columns = self._metadata.schema
+        paths = [columns.column(i).path for i in range(self._metadata.num_columns)]
+        text = [field.name for field in self.schema if is_text(field.type)]
+        for field in self.schema:
+            if is_list(field.type) and is_text(field.type.value_type):
+                text += [path for path in paths if path.startswith(f"{field.name}.")]
+        return pq.ParquetFile(
+            self._path, metadata=self._metadata, read_dictionary=text, memory_map=True
+        )
 
 
 class Orc(Columnar):
@@ -284,7 +235,6 @@ class Orc(Columnar):
         return super().begins(start) and _NO_TEXT.search(start) is not None
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file; see `Columnar.groups_of`."""
         try:
             from pyarrow.orc import ORCFile
         except ImportError as error:  # some builds of pyarrow leave it out
@@ -306,7 +256,7 @@ class _Stripes(Groups):
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         stripe = self._file.read_stripe(number, list(columns))
         arrays = [a.dictionary_encode() if is_text(a.type) else a for a in stripe.columns]
-        yield from slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
+        yield from _slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
 
 
 class ArrowIpc(Columnar):
@@ -320,7 +270,6 @@ class ArrowIpc(Columnar):
         return start.startswith((self.magic, _STREAM))
 
     def groups_of(self, path: str | Path) -> Groups:
-        """Opens a file or a stream; see `Columnar.groups_of`."""
         mapped = pa.memory_map(str(path))
         if not mapped.size():
             raise pa.ArrowInvalid("0 bytes")
@@ -329,8 +278,6 @@ class ArrowIpc(Columnar):
 
 
 class _Batches(Groups):
-    """Record batches."""
-
     def __init__(self, mapped: pa.MemoryMappedFile, schema: pa.Schema) -> None:
         self._mapped, self.schema, self.size = mapped, schema, mapped.size()
 
@@ -339,7 +286,7 @@ class _Batches(Groups):
         for array in batch.columns:  # whose offsets and indices nothing has checked yet
             array.view(text_as_bytes(array.type)).validate(full=True)
         schema = pa.schema([plain_field(field) for field in batch.schema])
-        for part in slices(batch):
+        for part in _slices(batch):
             arrays = map(plain_array, part.columns, schema.types)
             yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
 
@@ -372,24 +319,24 @@ class _Stream(_Batches):
 
     def __init__(self, mapped: pa.MemoryMappedFile) -> None:
         super().__init__(mapped, pa.ipc.open_stream(mapped).schema)
-        heads: list[tuple[int, int]] = []  # places of the schema and of dictionaries
-        self._places: list[list[tuple[int, int]]] = []  # what is read for each record batch
+        heads: list[tuple[int, int]] = []  # bytes of the schema and of dictionaries
+        self._messages: list[list[tuple[int, int]]] = []  # what is read for each record batch
         mapped.seek(0)
         last = 0
         for message in pa.ipc.MessageReader.open_stream(mapped):
             place = (last, last := mapped.tell())
             if message.type == "record batch":
-                self._places.append([*heads, place])
+                self._messages.append([*heads, place])
             else:
                 heads.append(place)
-        self.num_groups = len(self._places)
+        self.num_groups = len(self._messages)
         if mapped.tell() == last:
             raise pa.ArrowInvalid("the stream has no end; its writer was not closed")
         if mapped.tell() < mapped.size():
             raise pa.ArrowInvalid(f"{mapped.size() - mapped.tell()} bytes after the stream's end")
 
     def _batch(self, number: int, columns: list[int]) -> pa.RecordBatch:
-        places = self._places[number]
-        stream = b"".join(self._mapped.read_at(end - begin, begin) for begin, end in places)
+        ranges = self._messages[number]
+        stream = b"".join(self._mapped.read_at(end - begin, begin) for begin, end in ranges)
         options = pa.ipc.IpcReadOptions(included_fields=columns)
         return pa.ipc.open_stream(stream, options=options).read_next_batch()

@@ -16,26 +16,13 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Kind:
-    """A kind of files: their names, and how their rows are read.
+    """A kind of files, of `Columnar` or of `Text`: their names, and how their rows are read."""
 
-    Subclasses of `Columnar` are divided into parts that tasks read; those of `Text` are first
-    copied to Arrow's format.
-
-    Attributes:
-        name: its name in flags.
-        title: its name in messages.
-        suffixes: of the names of its files, in lower case, the most usual one first.
-        delimited: whether rows are lines of cells, with names in the first line if anywhere.
-        may_lack_columns: whether a row may leave out a value that it does not have.
-        files: files with the rows of a `TableFile` that has only their description.
-    """
-
-    name: str
-    title: str
-    suffixes: tuple[str, ...] = ()
-    delimited = False
-    may_lack_columns = False
-    files: Sequence[Path] = ()
+    name: str  # in flags
+    title: str  # in messages
+    suffixes: tuple[str, ...] = ()  # of files, in lower case, the most usual one first
+    delimited = False  # rows are lines of cells, with names in the first line if anywhere
+    may_lack_columns = False  # a row may leave out a value that it does not have
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +32,7 @@ class Kind:
         raise NotImplementedError
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
-        """Returns the names of the columns in a file; none if it is empty."""
+        """Returns the columns of a file, of JSON those of its first rows; none if it is empty."""
         raise NotImplementedError
 
     def batches(
@@ -67,8 +54,7 @@ class Kind:
             seen: receives the names of the columns that the file has.
 
         Raises:
-            ValueError: the file is damaged, or two columns have one name; the message has file and
-                place.
+            ValueError: the file is damaged, or two columns have one name.
         """
         raise NotImplementedError
 
@@ -88,11 +74,6 @@ class TableFile(NamedTuple):
     kind: Kind
     root: Path | None = None
     frame: Any = None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Returns the file, and the others that its kind reads with it."""
-        return [self.path, *self.kind.files]
 
     @property
     def partition(self) -> dict[str, str | None]:

@@ -1,7 +1,5 @@
 """Types of Arrow that files and tables in memory share: text, lists, and views of them."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +16,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """Returns whether a type is a list."""
-    tests: list[Any] = [pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list]
-    tests += [pa.types.is_list_view, pa.types.is_large_list_view]
-    return any(test(kind) for test in tests)
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    fixed = pa.types.is_fixed_size_list(kind)
+    return views or fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
