@@ -151,12 +151,7 @@ ADVICE = {  # a file, a command for it, and what it may not say
 }
 
 
-OPEN = pytest.mark.xfail(strict=True, reason="both fail, too")
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(name, marks=OPEN if "C19" in name else ()) for name in ADVICE]
-)
+@pytest.mark.parametrize("fault", ADVICE)
 def test_what_is_there_is_taken_and_no_advice_is_wrong(fault, tmp_path):
     text, command, wrong = ADVICE[fault]
     (tmp_path / "rows.csv").write_text(text * (50 if text == LOG else 1))

@@ -292,7 +292,9 @@ def check_names(
         if not has_header(text):
             return " (a file without a header; --columns or --noheader say otherwise)"
         other = delimiter_hint(file, text, missing)
-        return other or " (its header; --columns or --noheader say otherwise)"
+        if other or len(names) < 2:  # a title, of which no flag makes a header
+            return other
+        return " (its header; --columns or --noheader say otherwise)"
 
     check_columns(file, names, wanted, hint)
 

@@ -62,6 +62,6 @@ def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
         is_number = column - log_format.labeled < log_format.num_numerical
         if field and not (INTEGER if is_number else HEXADECIMAL).fullmatch(field):
             expected = EXPECTED_INTEGER if is_number else EXPECTED_HEXADECIMAL
-            problem = f"expected {expected}, got {text.text(0)!r}"
+            problem = f"expected {expected}, got {TextColumn.from_bytes([field]).text(0)!r}"
             return RowError(row, problem, log_format.describe(column))
     raise AssertionError(f"{line!r} can be read")

@@ -117,6 +117,12 @@ def _array_of_series(series: Any, column: str, name: str) -> pa.ChunkedArray:
             f"{name}: column {column!r}: expected values of one type ({first_line(error)}); "
             "convert it, with .astype(str) for instance, or drop it"
         ) from None
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != "arrow.uuid":
+        raise ValueError(
+            f"{name}: column {column!r}: expected values such as text, numbers or times, got "
+            f"{series.dtype}; convert it, with .astype(str) for instance, or drop it"
+        )
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
