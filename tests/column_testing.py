@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn
-from dlrm.data.tables.columns import array_of
+from dlrm.data.transform.arrays import array_of
 from dlrm.data.transform.dictionaries import Counts
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.serving.rows.tables import scoring_reader

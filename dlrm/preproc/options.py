@@ -204,8 +204,8 @@ _WAYS = {
 
 
 def _microseconds(flag: str, text: str, field: "TimeField") -> int:
-    from dlrm.data.tables.times import microseconds
     from dlrm.data.transform.schema import TimeField
+    from dlrm.data.transform.times import microseconds
 
     zone = TimeField(field.column, field.zone or "UTC")
     try:

@@ -42,15 +42,27 @@ class Read(NamedTuple):
 
     def texts_of(self, column: str) -> tuple[Sequence[str], np.ndarray]:
         """Returns a column's distinct values as text, and the index of each row's, or -1."""
-        from dlrm.data.tables.columns import column_of, texts_of  # imports Arrow, unlike logs
+        from dlrm.data.transform.arrays import column_of, texts_of  # imports Arrow, unlike logs
 
         return texts_of(column, column_of(self.batch, column))
 
     def text(self, row: int) -> str:
         """Returns a row as text, for lists of rows that were left out."""
-        from dlrm.data.tables.columns import row_text
+        from dlrm.data.tables.kinds.text import PROBLEM
+        from dlrm.data.transform.arrays import texts_of
 
-        return row_text(self.batch, row)
+        values = []
+        for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
+            value = column[row].as_py()
+            if name == PROBLEM:
+                if value is not None:
+                    return value.partition("\t")[2]
+            elif isinstance(value, list):
+                values.append(f"{name}={value}")
+            else:
+                texts, codes = texts_of(name, column.slice(row, 1))
+                values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
+        return "\t".join(values).replace("\n", "\\n")
 
     def take(self, rows: np.ndarray) -> "Read":
         """Returns the rows selected by indices."""

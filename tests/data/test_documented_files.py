@@ -14,10 +14,10 @@ import pytest
 from tables_testing import prepare, write_table
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.columns import column_of
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import Seen, batches_of as drafted_batches
+from dlrm.data.transform.arrays import column_of
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import ConfigFlags, UsageError
 from dlrm.preproc.errors import TaskError

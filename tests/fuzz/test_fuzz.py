@@ -30,9 +30,9 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import Part, parts_of_file
-from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml

@@ -12,10 +12,10 @@ import pyarrow as pa
 from dlrm.data.sources.column_names import check_columns, listed
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables import fields
-from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.fields import described, joined, shown, shown_name
 from dlrm.data.tables.samples import Seen
 from dlrm.data.tables.summary import NUMBER, NUMBERS, SURE_MARKERS, Summary
+from dlrm.data.transform.arrays import column_of, texts_of
 from dlrm.data.transform.fields import CategoricalField, NumericalField, TimeField
 from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text

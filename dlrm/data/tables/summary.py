@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.types import is_list
+from dlrm.data.transform.arrow_types import is_list
 
 NUMBERS, TEXT, TIMES, LISTS, OTHER = "numbers", "text", "times", "lists", "other"
 SURE_MARKERS = ("?", "n/a", "nan", "null", "\\n")  # of missing values; they name no category

@@ -17,11 +17,11 @@ from dlrm.data.sources.text_files import (
     read_plain,
 )
 from dlrm.data.sources.text_format import NONE, TextFormat
-from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
 from dlrm.data.tables.parts import Part
+from dlrm.data.transform.arrays import floats_of
 
 _PACKED = 8  # times the size of a compressed file that its text may have
 

@@ -16,7 +16,7 @@ from dlrm.data.sources.columns import (
     stripped,
 )
 from dlrm.data.sources.row_error import shown_text
-from dlrm.data.tables.columns import canonical_texts, text_column
+from dlrm.data.transform.arrays import canonical_texts, text_column
 from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.values import (
     FLOAT64_BITS,

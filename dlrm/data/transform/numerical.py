@@ -11,7 +11,7 @@ import pyarrow as pa
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Parsed
 from dlrm.data.sources.row_error import shown_text
-from dlrm.data.tables.columns import (
+from dlrm.data.transform.arrays import (
     Faults,
     are_null,
     canonical_texts,
@@ -21,7 +21,7 @@ from dlrm.data.tables.columns import (
     text_column,
     utf_8,
 )
-from dlrm.data.tables.kinds.types import is_text
+from dlrm.data.transform.arrow_types import is_text
 from dlrm.data.transform.schema import NumericalField, Schema
 from dlrm.data.transform.values import MOST_EXACT, SPELLINGS, canonical_text, number_text
 

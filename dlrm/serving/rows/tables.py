@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn
-from dlrm.data.tables.columns import array_of
-from dlrm.data.tables.row_reader import RowReader
+from dlrm.data.transform.arrays import array_of
 from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform

@@ -15,8 +15,8 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet

@@ -14,7 +14,7 @@ from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
-from dlrm.data.tables.kinds.types import (
+from dlrm.data.transform.arrow_types import (
     is_list,
     is_text,
     plain_array,

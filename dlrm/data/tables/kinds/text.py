@@ -12,10 +12,10 @@ from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
+from dlrm.data.transform.arrow_types import NUMBERS
 
 LINE = " line"  # column of a copy of text: the line of the row
 PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and the row
-NUMBERS = {b"kind": b"number"}  # metadata of a column of text that was numbers
 Rows = tuple[list[str], np.ndarray, dict[str, pa.Array]]  # names, lines, and columns that are read
 
 

@@ -6,8 +6,8 @@ import pyarrow.compute as pc
 
 from dlrm.data.clicks import bags
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.tables.columns import Faults, decoded
-from dlrm.data.tables.kinds.types import is_list, is_text
+from dlrm.data.transform.arrays import Faults, decoded
+from dlrm.data.transform.arrow_types import is_list, is_text
 from dlrm.data.transform.lists import length_problem, split_text, too_long
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 

@@ -11,8 +11,7 @@ from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
-from dlrm.data.tables.kinds.text import NUMBERS, PROBLEM
-from dlrm.data.tables.kinds.types import is_text
+from dlrm.data.transform.arrow_types import NUMBERS, is_text
 from dlrm.data.transform.dictionaries import text_array
 from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.values import (
@@ -309,19 +308,3 @@ def array_of(column: TextColumn) -> pa.Array:
         places = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
         data = column.data[places] if len(places) else np.empty(0, np.uint8)
     return text_array(ends, data.tobytes())
-
-
-def row_text(batch: pa.RecordBatch, row: int) -> str:
-    """Returns a row as text, for lists of rows that were left out."""
-    values = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name == PROBLEM:
-            if column[row].is_valid:
-                return column[row].as_py().partition("\t")[2]
-            continue
-        if pa.types.is_nested(column.type):
-            values.append(f"{name}={column[row].as_py()}")
-            continue
-        texts, codes = texts_of(name, column.slice(row, 1))
-        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
-    return "\t".join(values).replace("\n", "\\n")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.row_error import shown_text
-from dlrm.data.tables.columns import Faults, as_text, distinct_of, plain_texts
-from dlrm.data.tables.kinds.types import is_text
+from dlrm.data.transform.arrays import Faults, as_text, distinct_of, plain_texts
+from dlrm.data.transform.arrow_types import is_text
 from dlrm.data.transform.fields import TIME_UNITS, TimeField
 from dlrm.data.transform.values import canonical_text
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dlrm.data.clicks.bags import Jagged
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.columns import (
+from dlrm.data.transform.arrays import (
     Faults,
     array_of,
     bits_of,
@@ -26,13 +26,18 @@ from dlrm.data.tables.columns import (
     plain_texts,
     utf_8,
 )
-from dlrm.data.tables.lists import check_lengths, checked_weights, field_lists, weight_field
-from dlrm.data.tables.times import times
 from dlrm.data.transform.keys import FieldKeys
+from dlrm.data.transform.list_arrays import (
+    check_lengths,
+    checked_weights,
+    field_lists,
+    weight_field,
+)
 from dlrm.data.transform.lists import Column
 from dlrm.data.transform.numerical import NO_NUMBER, label_reader, numbers
 from dlrm.data.transform.rows import FieldRows, cross_columns
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
+from dlrm.data.transform.times import times
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
 

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+NUMBERS = {b"kind": b"number"}  # metadata of a column of text that was numbers of JSON
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 _BYTES |= {pa.string_view(): pa.binary_view()}
