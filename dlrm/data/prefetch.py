@@ -1,10 +1,9 @@
 """Batches of any kind in the order of an epoch, prefetched."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -12,25 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.data.workers import in_order
 
-class Movable(Protocol):
-    """A batch of any kind, which holds tensors."""
-
-    def map(self: "BatchT", function: Callable[[Tensor], Tensor]) -> "BatchT":
-        """Returns the same with `function` applied to each tensor."""
-        ...
+BatchT = TypeVar("BatchT", covariant=True)
 
 
-BatchT = TypeVar("BatchT", bound=Movable)
+class Readable(Protocol[BatchT]):
+    """Batches that can be prefetched: each is a pure function of its index.
 
+    They hold tensors, and `map(function)` of a batch returns it with each tensor replaced.
+    """
 
-BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
-
-
-class Readable(Protocol[BatchT_co]):
-    """Batches that can be prefetched: each is a pure function of its index."""
-
-    def batch(self, index: int) -> BatchT_co:
+    def batch(self, index: int) -> BatchT:
         """Returns a batch, which depends on `index` and not on earlier reads."""
         ...
 
@@ -75,32 +67,24 @@ def prefetch(
     device = torch.device(device)
     if device.type == "cuda":
         reader = _CudaReader(dataset, device)
-        return _in_order(reader.read, reader.take, indices, depth, at_once)
+        return _prefetched(reader.read, reader.take, indices, depth, at_once)
 
-    def read(index: int) -> BatchT:
-        return dataset.batch(index).map(lambda tensor: tensor.to(device))  # or is there already
+    def read(index: int) -> Any:
+        batch: Any = dataset.batch(index)
+        return batch.map(lambda tensor: tensor.to(device))  # or is there already
 
-    return _in_order(read, lambda batch: batch, indices, depth, at_once)
+    return _prefetched(read, lambda batch: batch, indices, depth, at_once)
 
 
-def _in_order(
+def _prefetched(
     read: Callable, take: Callable, indices: Iterable[int], depth: int, at_once: int
 ) -> Generator[Any, None, None]:
-    pending: deque[Future] = deque()
     remaining = iter(indices)
     groups = iter(lambda: list(islice(remaining, at_once)), [])
     readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
-
-    def start(count: int) -> None:
-        pending.extend(readers.submit(_read_some, read, group) for group in islice(groups, count))
-
     try:
-        start(depth)
-        while pending:
-            batches, error = pending.popleft().result()
-            start(1)
-            for batch in batches:
-                yield take(batch)
+        for batches, error in in_order(readers, partial(_read_some, read), groups, depth):
+            yield from map(take, batches)
             if error is not None:
                 raise error
     finally:
@@ -169,6 +153,10 @@ class BatchedRows:
     Args:
         subset: use only this fraction of the batches, in (0, 1], rounded up.
         part: use only the rows between these two shares of all of them.
+
+    Attributes:
+        batch_size: rows of every batch but possibly the last.
+        num_samples: rows in all batches together.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import first_problem
+from dlrm.data.clicks.bags import check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.transform.dictionaries import text_array
@@ -220,9 +220,8 @@ def _lists(
 
     def read(begin: int, end: int) -> list[pa.Array]:
         rows = column.read(begin, end)
-        if (problem := first_problem(rows, column.field, size)) is not None:
-            row, why = problem
-            raise ValueError(f"{column.files.values}: row {begin + row}, {why}")
+        valid, expected = (rows.values >= 0) & (rows.values < size), f"an id in [0, {size})"
+        check_values(rows.values, valid, column.files.values, begin, expected, rows.lengths)
         ends = pa.array(np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)]))
         arrays = [decode(rows.values)] + ([] if rows.weights is None else [pa.array(rows.weights)])
         return [pa.LargeListArray.from_arrays(ends, array) for array in arrays]

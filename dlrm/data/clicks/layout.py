@@ -38,6 +38,7 @@ from dlrm.data.clicks.names import (
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
+from dlrm.mapped_files import map_file
 
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
@@ -65,8 +66,10 @@ def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
 
 
-def check_rows(path: Path, rows: int, width: int) -> None:
-    """Checks that a file has a number of bytes for each row of the label file.
+def check_rows(
+    path: Path, rows: int, width: int, what: str = "rows, as the label file has,"
+) -> None:
+    """Checks that a file has a number of bytes for each row of the label file, or for other items.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -76,9 +79,32 @@ def check_rows(path: Path, rows: int, width: int) -> None:
         raise FileNotFoundError(f"{path}: missing")
     if (size := path.stat().st_size) != rows * width:
         raise ValueError(
-            f"{path}: expected {rows * width} bytes ({rows} rows, as the label file has, of "
-            f"{width} bytes), got {size}"
+            f"{path}: expected {rows * width} bytes ({rows} {what} of {width} bytes), got {size}"
         )
+
+
+def map_binary_rows(path: Path, num_numerical: int, num_tables: int, flag: str) -> np.ndarray:
+    """Returns the rows of a file of NVIDIA's "binary" datasets, little-endian words of four bytes.
+
+    They are the label as int32, the numericals as float32 (already transformed), the ids as int32.
+
+    Args:
+        flag: the flag of `num_numerical`, which the file does not state, for messages.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: its size is not a whole number of rows.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    width, size = 1 + num_numerical + num_tables, path.stat().st_size
+    if size % (4 * width):
+        raise ValueError(
+            f"{path}: expected a multiple of {4 * width} bytes (a label, {num_numerical} numerical "
+            f"and {num_tables} categorical features of 4 bytes each), got {size}: truncated, or "
+            f"{flag} is wrong"
+        )
+    return map_file(path, np.dtype("<i4"), (size // (4 * width), width))
 
 
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:

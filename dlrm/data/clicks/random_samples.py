@@ -1,7 +1,6 @@
 """The random samples of Meta's DLRM, which Habana's medium configuration is trained on."""
 
 import numpy as np
-import torch
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.synthetic import SyntheticDataset
@@ -26,14 +25,11 @@ class RandomDataset(SyntheticDataset):
         """Returns a batch; see `ClickDataset.batch`. Labels are fractions, not 0 or 1."""
         start, stop = self.rows(index)
         random = np.random.Generator(np.random.SFC64([*self._seed, index]))
-        categorical, lengths = self._draw_ids(random, stop - start)
+        ids, lengths = self._draw_ids(random, stop - start)
         numerical = random.random((stop - start, self.num_numerical), np.float32)
         targets = random.random(stop - start, np.float32)
-        return Batch(
-            torch.from_numpy(numerical),
-            torch.from_numpy(categorical),
-            torch.from_numpy(targets),
-            None if lengths is None else torch.from_numpy(lengths),
+        return Batch.from_numpy(
+            numerical=numerical, categorical=ids, labels=targets, lengths=lengths
         )
 
     def _draw_ids(
