@@ -52,9 +52,9 @@ def prefetch(
     An error in a reader is raised here, at its batch. Threads end with the generator: exhaust it,
     or close it (`contextlib.closing`). Reading starts at the first `next`.
 
-    On CUDA the readers also copy, through pinned memory and on a stream of their own, so that a
-    batch is on the device before its turn. They allocate while the caller computes, so a CUDA graph
-    captured meanwhile needs `capture_error_mode="thread_local"`.
+    On CUDA the readers also copy, through pinned memory and on a stream of their own. They allocate
+    while the caller computes, so a CUDA graph captured meanwhile needs
+    `capture_error_mode="thread_local"`.
 
     Args:
         indices: batches to read; consumed as reading advances.
@@ -66,8 +66,7 @@ def prefetch(
             raise ValueError(f"{name}: expected 1 or more, got {value}")
     device = torch.device(device)
     if device.type == "cuda":
-        reader = _CudaReader(dataset, device)
-        return _prefetched(reader.read, reader.take, indices, depth, at_once)
+        return _prefetched(*_cuda_reader(dataset, device), indices, depth, at_once)
 
     def read(index: int) -> Any:
         batch: Any = dataset.batch(index)
@@ -102,35 +101,33 @@ def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception
     return batches, None
 
 
-class _CudaReader:
-    """Reads batches and copies them to a device on a side stream."""
+def _cuda_reader(dataset: Readable, device: torch.device) -> tuple[Callable, Callable]:
+    """Returns functions for a reader's thread and for the caller's, which both return at once.
 
-    def __init__(self, dataset: Readable, device: torch.device) -> None:
-        self._dataset = dataset
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self._device, self._stream = torch.device("cuda", index), _copying_stream(index)
+    The first reads a batch, starts its copy to the device and marks the end of the copy; the second
+    makes the caller's stream wait for that.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    device, side = torch.device("cuda", index), _copying_stream(index)
 
-    def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
-        """Starts the copy and marks its end; called in a reader's thread."""
-        # By default a thread has the first device, and leaving the stream would use memory there.
-        torch.cuda.set_device(self._device)
-        with torch.cuda.stream(self._stream):
-            batch = self._dataset.batch(index)
-            moved = batch.map(self._move)
-            return moved, self._stream.record_event()
-
-    def _move(self, tensor: Tensor) -> Tensor:
+    def move(tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor
         # numpy copies on this thread only; torch would start a team of threads for each reader.
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         np.copyto(pinned.numpy(), tensor.numpy())
-        return pinned.to(self._device, non_blocking=True)  # torch keeps it until it is copied
+        return pinned.to(device, non_blocking=True)  # torch keeps it until it is copied
 
-    def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
-        """Makes the caller's stream wait for the copy, without blocking the caller's thread."""
-        batch, copied = read
-        stream = torch.cuda.current_stream(self._device)
+    def read(index: int) -> Any:
+        # By default a thread has the first device, and leaving the stream would use memory there.
+        torch.cuda.set_device(device)
+        with torch.cuda.stream(side):
+            batch: Any = dataset.batch(index)
+            return batch.map(move), side.record_event()
+
+    def take(result: Any) -> Any:
+        batch, copied = result
+        stream = torch.cuda.current_stream(device)
         stream.wait_event(copied)
 
         def used(tensor: Tensor) -> Tensor:
@@ -138,6 +135,8 @@ class _CudaReader:
             return tensor
 
         return batch.map(used)
+
+    return read, take
 
 
 @cache

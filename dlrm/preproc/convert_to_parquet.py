@@ -29,7 +29,6 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
-from dlrm.mapped_files import map_file
 from dlrm.preproc.options import PARQUET_VALUES
 
 KIND = layout.CONVERTED  # kind in its manifest
@@ -195,9 +194,9 @@ def _file(
         limits: a description of the whole numbers that are expected, and the greatest; None for
             any numbers.
     """
-    layout.check_rows(path, rows, width := dtype.itemsize)
+    width = dtype.itemsize
+    content = layout.map_rows(path, np.dtype(np.uint8), (rows, width)).ravel()
     verifier.check([path])
-    content = map_file(path, np.uint8)
 
     def read(begin: int, end: int) -> list[pa.Array]:
         values = np.frombuffer(content[begin * width : end * width].data, dtype)

@@ -64,11 +64,8 @@ class Jagged(NamedTuple):
 
 
 def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of the values of some rows, and the number of values of each row.
-
-    Args:
-        lengths: of all rows.
-        rows: a mask, or indices.
+    """Returns the indices of the values of the rows that a mask or indices select, and the lengths
+    of these rows; `lengths` are of all rows.
     """
     chosen = lengths[rows].astype(np.int64)
     starts = (np.cumsum(lengths, dtype=np.int64) - lengths)[rows]
@@ -76,11 +73,11 @@ def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
 
 
-def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
+def row_of(lengths: np.ndarray, index: int) -> tuple[int, int]:
     """Returns the row of a value and its index in the row, from its index among all values."""
     ends = np.cumsum(lengths, dtype=np.int64)
-    row = int(np.searchsorted(ends, place, side="right"))
-    return row, int(place - ends[row] + lengths[row])
+    row = int(np.searchsorted(ends, index, side="right"))
+    return row, int(index - ends[row] + lengths[row])
 
 
 def check_values(
@@ -97,12 +94,11 @@ def check_values(
         lengths: number of values of each row; None is one each.
     """
     if not valid.all():
-        index = row = int(valid.argmin())
-        item = ""
+        index, item = int(valid.argmin()), ""
+        row, got = index, values[index]
         if lengths is not None:
             row, place = row_of(lengths, index)
             item = f", place {place} of the list"
-        got = values[index]
         raise ValueError(f"{path}: row {first_row + row}{item}: expected {expected}, got {got}")
 
 
@@ -127,10 +123,7 @@ def lists_in(columns: Sequence[Ids]) -> list[Jagged]:
 def interleave(
     columns: Sequence[Ids], num_rows: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Joins the ids of fields, sample by sample and table by table.
-
-    Args:
-        columns: for each table its ids `[num_rows]`, or bags of ids.
+    """Joins the ids of tables, sample by sample and table by table.
 
     Returns:
         Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
@@ -187,11 +180,7 @@ class ListField(NamedTuple):
 
     @classmethod
     def from_dict(cls, facts: Any) -> "ListField":
-        """Reads what `to_dict` returns.
-
-        Raises:
-            ValueError: the facts have another form.
-        """
+        """Reads what `to_dict` returns; raises ValueError if it has another form."""
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
             known = ", ".join(cls._fields)
             raise ValueError(f"list: expected {known}, got {brief(facts)}")
@@ -226,12 +215,11 @@ def file_names(index: int, weighted: bool) -> list[str]:
 
 
 def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tuple[int, np.ndarray]:
-    """Returns the entries of `cat_<i>.starts.bin` that some rows of a split determine.
+    """Returns the entries of `cat_<i>.starts.bin` that rows from `first_row` on determine.
 
     Args:
         lengths: lengths of these rows.
-        first_row: the first of them in the split.
-        first_value: index of its first value in the split.
+        first_value: index of their first value in the split.
 
     Returns:
         The number of the first entry, and the entries; its last one, the total, is not among them.

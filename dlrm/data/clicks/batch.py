@@ -44,13 +44,10 @@ class Batch(NamedTuple):
     total_weight: Tensor | None = None
 
     @classmethod
-    def from_numpy(cls, **arrays: np.ndarray | None) -> "Batch":
-        """Returns a batch of arrays, which share their memory with its tensors."""
-        tensors: dict[str, Any] = {
-            name: None if array is None else torch.from_numpy(array)
-            for name, array in arrays.items()
-        }
-        return cls(**tensors)
+    def from_numpy(cls, *arrays: np.ndarray | None) -> "Batch":
+        """Returns a batch of arrays in the order of its fields; memory is shared."""
+        tensors: Any = (None if array is None else torch.from_numpy(array) for array in arrays)
+        return cls(*tensors)
 
     @property
     def one_id_each(self) -> bool:

@@ -161,20 +161,16 @@ def _verifier(directory: Path, config: DataConfig) -> Verifier:
 
 
 def _check_manifest(spec: FeatureSpec) -> None:
-    """Compares our own datasets with their manifests; `num_rows` checks the sizes of others."""
+    """Compares our own datasets with their manifests."""
     manifest = layout.read_dataset_manifest(spec.directory, spec.allow_links)
     if manifest is None:
         return
     rows = {split: spec.num_rows(split) for split in spec.splits}
-    if manifest["rows"] != rows:
-        raise ValueError(
-            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {rows}"
-        )
-    if manifest["cardinalities"] != spec.cardinalities:
-        raise ValueError(
-            f"{spec.path}: expected the cardinalities of the manifest, "
-            f"{manifest['cardinalities']}, got {spec.cardinalities}"
-        )
+    for name, got in (("rows", rows), ("cardinalities", spec.cardinalities)):
+        if manifest[name] != got:
+            raise ValueError(
+                f"{spec.path}: expected the {name} of the manifest, {manifest[name]}, got {got}"
+            )
 
 
 def _load_spec(config: DataConfig) -> FeatureSpec:

@@ -125,12 +125,12 @@ class FeatureSpec:
             size, rows = (self.feature_spec[n]["cardinality"] for n in (name, other))
             expected = f"the cardinality of {other}, {rows}, which shares table {table!r}"
             self._require(size == rows, f"feature {name}", expected, size)
-        for name, target in ((name, own.target) for name, own in self.lists.items()):
-            own = tables.get(name)
-            shared = own is not None and tables.get(target or "") == own
-            holds = target is None or (shared and target not in self.lists)
-            expected = f"a feature of table {brief(own)} with one id a row"
-            self._require(holds, f"feature {name}: target", expected, target)
+        for name, own in self.lists.items():
+            if (target := own.target) is not None:
+                table = tables.get(name, "")
+                holds = bool(table) and tables.get(target) == table and target not in self.lists
+                expected = f"a feature of table {table!r} with one id a row"
+                self._require(holds, f"feature {name}: target", expected, target)
 
     def _check_chunk(self, where: str, chunk: dict[str, Any]) -> None:
         valid = isinstance(chunk, dict) and {"type", "features", "files"} <= set(chunk)
@@ -174,14 +174,10 @@ class FeatureSpec:
         """Describes a dataset with NVIDIA's default feature and file names; see `named`."""
         check_features("--num_numerical_features", num_numerical)
         check_features("number of tables", len(cardinalities))
-        return cls.named(
-            Path(directory) / layout.FEATURE_SPEC,
-            layout.LABEL,
-            [layout.numerical_name(i) for i in range(num_numerical)],
-            {layout.categorical_name(i): int(size) for i, size in enumerate(cardinalities)},
-            splits,
-            metadata,
-        )
+        label, numerical, names = layout.default_names(num_numerical, len(cardinalities))
+        sizes = dict(zip(names, map(int, cardinalities), strict=True))
+        path = Path(directory) / layout.FEATURE_SPEC
+        return cls.named(path, label, numerical, sizes, splits, metadata)
 
     @classmethod
     def named(
@@ -348,43 +344,17 @@ class FeatureSpec:
 
     def weights_file(self, split: str) -> Path | None:
         """Returns the file of the sample weights of a split; None if it has none."""
-        path = self.file(split, self.label).with_name(layout.WEIGHT_FILE)
-        if not path.is_file():
-            return None
-        return self._within(os.path.relpath(path, self.directory))
+        label = Path(self._file_names[split, self.label][0])
+        name = label.with_name(layout.WEIGHT_FILE).as_posix()
+        return self._within(name) if (self.directory / name).is_file() else None
 
     def num_rows(self, split: str) -> int:
-        """Returns the number of samples of a split, after checking the size of every file.
+        """Returns the number of samples of a split, by the size of its label file.
 
         Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file does not have as many rows as the label file.
+            FileNotFoundError: it is missing.
         """
-        rows = _size(self.file(split, self.label))
-        for chunk in self.source_spec[split]:
-            name = chunk["features"][0]
-            files = [self._within(file) for file in chunk["files"]]
-            if name in self.lists:
-                self._check_list(name, ListFiles(*files), rows)
-            else:
-                width = sum(self.dtype(feature).itemsize for feature in chunk["features"])
-                layout.check_rows(files[0], rows, width)
-        return rows
-
-    def _check_list(self, name: str, files: ListFiles, rows: int) -> None:
-        field, width = self.lists[name], bags.STARTS_DTYPE.itemsize
-        layout.check_rows(files.lengths, rows, field.lengths_dtype.itemsize)
-        layout.check_rows(files.starts, bags.num_starts(rows), width, "starts")
-        last = np.fromfile(files.starts, bags.STARTS_DTYPE, offset=_size(files.starts) - width)
-        total, most = int(last[0]), rows * field.max_length
-        if not 0 <= total <= most:
-            raise ValueError(
-                f"{files.starts}: expected up to {most} ids ({rows} rows of up to "
-                f"{field.max_length}), got {total}"
-            )
-        layout.check_rows(files.values, total, self.dtype(name).itemsize, "ids")
-        if files.weights is not None:
-            layout.check_rows(files.weights, total, bags.WEIGHTS_DTYPE.itemsize, "weights")
+        return _size(self.file(split, self.label))
 
     def _within(self, name: str) -> Path:
         return within(self.directory, name, self.path, self.allow_links)

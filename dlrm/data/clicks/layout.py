@@ -10,6 +10,7 @@ and serving run without torch.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,21 +67,28 @@ def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
 
 
-def check_rows(
-    path: Path, rows: int, width: int, what: str = "rows, as the label file has,"
-) -> None:
-    """Checks that a file has a number of bytes for each row of the label file, or for other items.
+def map_rows(
+    path: Path,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    what: str = "rows, as the label file has,",
+) -> np.ndarray:
+    """Returns an array over a file.
+
+    Args:
+        what: items along the first dimension, for messages.
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: it has another size.
+        FileNotFoundError, ValueError: the file is missing, or has another size than `shape` needs.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: missing")
+    rows, width = shape[0], dtype.itemsize * math.prod(shape[1:])
     if (size := path.stat().st_size) != rows * width:
         raise ValueError(
             f"{path}: expected {rows * width} bytes ({rows} {what} of {width} bytes), got {size}"
         )
+    return map_file(path, dtype, shape)
 
 
 def map_binary_rows(path: Path, num_numerical: int, num_tables: int, flag: str) -> np.ndarray:
@@ -92,8 +100,7 @@ def map_binary_rows(path: Path, num_numerical: int, num_tables: int, flag: str) 
         flag: the flag of `num_numerical`, which the file does not state, for messages.
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: its size is not a whole number of rows.
+        FileNotFoundError, ValueError: the file is missing, or has no whole number of rows.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: missing")
@@ -129,7 +136,7 @@ def read_model_size(directory: Path) -> list[int]:
     path = directory / MODEL_SIZE
     sizes = read_json(path)
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        if type(size) is not int or size < 0:
             raise ValueError(
                 f"{path}: entry {name}: expected a greatest id of 0 or more, got {brief(size)}"
             )
@@ -162,15 +169,8 @@ def read_dataset_manifest(directory: Path, allow_links: bool = False) -> dict[st
     a manifest can only be NVIDIA's; readers check its sizes against the feature specification.
 
     Raises:
-        FileNotFoundError, ValueError: the manifest lacks an entry, or does not match the files.
+        FileNotFoundError, ValueError: it does not match the files.
     """
     if not (directory / MANIFEST).exists():
         return None
-    manifest = read_manifest(directory, KIND, allow_links=allow_links)
-    for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
-        if not isinstance(manifest.get(name), kind):
-            raise ValueError(
-                f"{directory / MANIFEST}: entry {name}: expected a {kind.__name__}, got "
-                f"{brief(manifest.get(name))}"
-            )
-    return manifest
+    return read_manifest(directory, KIND, allow_links=allow_links)

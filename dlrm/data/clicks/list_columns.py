@@ -5,28 +5,31 @@ import numpy as np
 from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import ROWS_A_START, Jagged, check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.mapped_files import map_file
+from dlrm.data.clicks.layout import map_rows
 
 
 class ListColumn:
     """A list field of one split, memory-mapped; see `dlrm.data.clicks.bags` for the files.
 
     Args:
-        rows: rows of the split, which match the sizes of the files (`FeatureSpec.num_rows`).
+        rows: rows of the split.
 
     Attributes:
         files, field: its entries in the specification.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, or has another size than these rows need.
     """
 
     def __init__(self, spec: FeatureSpec, split: str, name: str, rows: int) -> None:
-        self.files, self.field = spec.list_files(split, name), spec.lists[name]
-        starts = map_file(self.files.starts, bags.STARTS_DTYPE, (bags.num_starts(rows),))
-        self._starts, self._total = starts.astype(np.int64), int(starts[-1])
-        self._lengths = map_file(self.files.lengths, self.field.lengths_dtype, (rows,))
-        self._values = map_file(self.files.values, spec.dtype(name), (self._total,))
+        self.files, self.field = files, field = spec.list_files(split, name), spec.lists[name]
+        starts = map_rows(files.starts, bags.STARTS_DTYPE, (bags.num_starts(rows),), "starts")
+        self._starts, total = starts.astype(np.int64), (int(starts[-1]),)
+        self._lengths = map_rows(files.lengths, field.lengths_dtype, (rows,))
+        self._values = map_rows(files.values, spec.dtype(name), total, "ids")
         self._weights = None
-        if self.files.weights is not None:
-            self._weights = map_file(self.files.weights, bags.WEIGHTS_DTYPE, (self._total,))
+        if files.weights is not None:
+            self._weights = map_rows(files.weights, bags.WEIGHTS_DTYPE, total, "weights")
 
     def read(self, begin: int, end: int) -> Jagged:
         """Returns rows `begin` to `end`, in time proportional to their number.
@@ -53,9 +56,10 @@ class ListColumn:
         """Compares the ends of rows with the starts of each 4,096th row and of the last."""
         what = f"{self.files.lengths}: expected the lengths before row"
         for row, total in ((first * ROWS_A_START, ends[0]), (end, ends[-1])):
-            if not 0 <= total <= self._total:
+            if not 0 <= total <= len(self._values):
                 raise ValueError(
-                    f"{what} {row} to add up to 0 to {self._total}, the number of ids, got {total}"
+                    f"{what} {row} to add up to 0 to {len(self._values)}, the number of ids, got "
+                    f"{total}"
                 )
         known = ends[::ROWS_A_START]
         if end == len(self._lengths) and end % ROWS_A_START:

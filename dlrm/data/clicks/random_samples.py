@@ -28,9 +28,7 @@ class RandomDataset(SyntheticDataset):
         ids, lengths = self._draw_ids(random, stop - start)
         numerical = random.random((stop - start, self.num_numerical), np.float32)
         targets = random.random(stop - start, np.float32)
-        return Batch.from_numpy(
-            numerical=numerical, categorical=ids, labels=targets, lengths=lengths
-        )
+        return Batch.from_numpy(numerical, ids, targets, lengths)
 
     def _draw_ids(
         self, random: np.random.Generator, num_samples: int

@@ -10,10 +10,10 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import check_values, interleave
 from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.layout import map_rows
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.verification import Verifier
 from dlrm.files import within
-from dlrm.mapped_files import map_file
 
 BINARY_FILES = {  # the names of 2020 and, for validation, of 2021
     "train": ("train_data.bin",),
@@ -28,15 +28,15 @@ class _FileDataset(ClickDataset):
     """Rows of memory-mapped files, checked when they are read; subclasses know the layout.
 
     Args:
-        num_rows: rows of the files.
-        batch_size: see `BatchedRows`, also for `subset` and `part`.
+        num_rows, batch_size, subset, part: see `BatchedRows`.
         shard: part that this process reads; by default everything.
         verifier: compares files with the dataset's checksums before the first batch; by default
             nothing does.
-
-    Attributes:
-        files: the files that are read; first that of the labels, then that of the numericals.
     """
+
+    _files: list[Path]  # that are read; first that of the labels, then that of the numericals
+    _numerical_names: Sequence[str]
+    _weights: np.ndarray | None = None
 
     def __init__(
         self,
@@ -48,11 +48,7 @@ class _FileDataset(ClickDataset):
         verifier: Verifier | None = None,
     ) -> None:
         super().__init__(num_rows, batch_size, subset, part)
-        self.files = list[Path]()
-        self._world, self._verifier = shard.world, verifier
-        self._weights: np.ndarray | None = None
-        self._weights_file = Path()
-        self._numerical_names: Sequence[str] = ()
+        self._shard, self._verifier = shard, verifier
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `ClickDataset.batch`.
@@ -63,31 +59,31 @@ class _FileDataset(ClickDataset):
         """
         start, stop = self.rows(index)
         if (verifier := self._verifier) is not None:
-            verifier.check(self.files)
+            verifier.check(self._files)
             self._verifier = None
-        samples = self._world.part(stop - start)
+        samples = self._shard.world.part(stop - start)
         first = start + samples.start
         labels, numerical = self._read_samples(first, start + samples.stop)
         valid = (labels == 0) | (labels == 1)
-        check_values(labels, valid, self.files[0], first, "a label of 0 or 1")
-        self._check_finite(numerical, first)
+        check_values(labels, valid, self._files[0], first, "a label of 0 or 1")
+        exponent, word = {2: (0x7C00, np.uint16), 4: (0x7F800000, np.uint32)}[numerical.itemsize]
+        bits = numerical.view(word) & word(exponent)  # numpy's isfinite is slow for float16
+        if bits.max(initial=0) == exponent:
+            row, column = np.argwhere(~np.isfinite(numerical))[0]
+            field = layout.field_of(self._numerical_names[column], column)
+            expected = f"field {field}: expected a finite number, got {numerical[row, column]}"
+            raise ValueError(f"{self._files[1]}: row {first + row}, {expected}")
         ids, lengths, id_weights = self._read_ids(start, stop)
         weights = total = None
         if self._weights is not None:
             weights = self._weights[start:stop]
             valid, expected = np.isfinite(weights) & (weights >= 0), "a weight of 0 or more"
-            check_values(weights, valid, self._weights_file, start, expected)
+            path = self._files[0].with_name(layout.WEIGHT_FILE)
+            check_values(weights, valid, path, start, expected)
             total = np.asarray(weights.sum(dtype=np.float64))
             weights = weights[samples].copy()
-        return Batch.from_numpy(
-            numerical=numerical,
-            categorical=ids,
-            labels=labels.astype(np.float32),
-            lengths=lengths,
-            id_weights=id_weights,
-            weights=weights,
-            total_weight=total,
-        )
+        dense = numerical, ids, labels.astype(np.float32), lengths
+        return Batch.from_numpy(*dense, None, None, id_weights, weights, total)
 
     def _read_samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the labels of some rows, and a copy of their numericals."""
@@ -96,17 +92,6 @@ class _FileDataset(ClickDataset):
     def _read_ids(self, start: int, stop: int) -> Ids:
         """Returns the ids of some rows in the form of a batch."""
         raise NotImplementedError
-
-    def _check_finite(self, numerical: np.ndarray, first_row: int) -> None:
-        exponent, word = {2: (0x7C00, np.uint16), 4: (0x7F800000, np.uint32)}[numerical.itemsize]
-        bits = numerical.view(word) & word(exponent)  # numpy's isfinite is slow for float16
-        if bits.max(initial=0) == exponent:
-            row, column = np.argwhere(~np.isfinite(numerical))[0]
-            field = layout.field_of(self._numerical_names[column], column)
-            raise ValueError(
-                f"{self.files[1]}: row {first_row + row}, field {field}: expected a finite number, "
-                f"got {numerical[row, column]}"
-            )
 
 
 class SplitDataset(_FileDataset):
@@ -120,7 +105,7 @@ class SplitDataset(_FileDataset):
     Args:
         spec: the dataset's features; `FeatureSpec.load(directory)`.
         sample_weights: whether batches have the weights of `weight.bin`, if the split has it.
-        options: `subset`, `part`, `shard` and `verifier`, see `_FileDataset`.
+        options: see `_FileDataset`.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -142,12 +127,12 @@ class SplitDataset(_FileDataset):
         self.num_numerical, self._numerical_names = len(spec.numerical), spec.numerical
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
         self.field_tables, self.targets = spec.field_tables, spec.targets
-        self.files = [spec.file(split, name) for name in [spec.label, *spec.numerical[:1]]]
-        self._labels = map_file(self.files[0], np.uint8, (rows,))
+        self._files = [spec.file(split, name) for name in [spec.label, *spec.numerical[:1]]]
+        self._labels = map_rows(self._files[0], np.dtype(np.uint8), (rows,))
         self._numerical = np.empty((rows, 0), layout.NUMERICAL_DTYPE)
         if spec.numerical:
             shape = (rows, self.num_numerical)
-            self._numerical = map_file(self.files[1], layout.NUMERICAL_DTYPE, shape)
+            self._numerical = map_rows(self._files[1], layout.NUMERICAL_DTYPE, shape)
         names = self.categorical_names
         if shard.tables is not None:
             names = [names[table] for table in shard.tables]
@@ -155,18 +140,17 @@ class SplitDataset(_FileDataset):
         self._columns: list[np.ndarray | ListColumn] = []
         for name in names:
             files = spec.files(split, name)
-            self.files += files
+            self._files += files
             if name in spec.lists:
                 self._columns.append(ListColumn(spec, split, name, rows))
             else:
-                self._columns.append(map_file(files[0], spec.dtype(name), (rows,)))
+                self._columns.append(map_rows(files[0], spec.dtype(name), (rows,)))
         path = spec.weights_file(split) if sample_weights else None
         if path is not None:
-            self._weights_file, self._weights = path, self._map_weights(path, rows)
+            self._weights = self._map_weights(path, rows)
 
     def _map_weights(self, path: Path, rows: int) -> np.ndarray:
-        layout.check_rows(path, rows, layout.WEIGHT_DTYPE.itemsize)
-        weights = map_file(path, layout.WEIGHT_DTYPE, (rows,))
+        weights = map_rows(path, layout.WEIGHT_DTYPE, (rows,))
         if self._verifier is not None:
             self._verifier.check([path])
         blocks = range(0, rows, _ROWS_AT_ONCE)
@@ -192,15 +176,11 @@ class SplitDataset(_FileDataset):
 
 
 class BinaryDataset(_FileDataset):
-    """A file of NVIDIA's "binary" datasets; see `layout.map_binary_rows`.
+    """A file of NVIDIA's "binary" datasets; see `layout.map_binary_rows`, also for errors.
 
     Args:
         num_numerical: numerical features of a row, which the file does not state.
-        options: `subset`, `part`, `shard` and `verifier`, see `_FileDataset`.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: its size is not a whole number of rows.
+        options: see `_FileDataset`.
     """
 
     def __init__(
@@ -209,22 +189,21 @@ class BinaryDataset(_FileDataset):
         num_numerical: int,
         table_sizes: list[int],
         batch_size: int,
-        shard: Shard = Shard(),
         **options: Any,
     ) -> None:
         sizes = num_numerical, len(table_sizes)
         self._rows = layout.map_binary_rows(path, *sizes, "--num_numerical_features")
-        super().__init__(len(self._rows), batch_size, shard=shard, **options)
+        super().__init__(len(self._rows), batch_size, **options)
         _, self._numerical_names, self.categorical_names = layout.default_names(*sizes)
-        self.table_sizes, self.num_numerical, self.files = table_sizes, num_numerical, [path] * 2
-        self._tables = slice(None) if shard.tables is None else list(shard.tables)
+        self.table_sizes, self.num_numerical, self._files = table_sizes, num_numerical, [path] * 2
 
     def _read_samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         rows = self._rows[start:stop]
         return rows[:, 0], rows[:, 1 : 1 + self.num_numerical].copy().view(np.float32)
 
     def _read_ids(self, start: int, stop: int) -> Ids:
-        return self._rows[start:stop, 1 + self.num_numerical :][:, self._tables].copy(), None, None
+        ids, tables = self._rows[start:stop, 1 + self.num_numerical :], self._shard.tables
+        return (ids if tables is None else ids[:, tables]).copy(), None, None
 
 
 def open_binary(

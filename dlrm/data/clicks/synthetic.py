@@ -62,8 +62,7 @@ class SyntheticDataset(ClickDataset):
         **rows: Any,
     ) -> None:
         super().__init__(num_samples, batch_size, **rows)
-        self.table_sizes = spec.cardinalities
-        self.categorical_names = list(spec.categorical)
+        self.table_sizes, self.categorical_names = spec.cardinalities, list(spec.categorical)
         self.num_numerical = len(spec.numerical)
         for name, size in zip(self.categorical_names, self.table_sizes, strict=True):
             if size > 2**31:
@@ -74,10 +73,8 @@ class SyntheticDataset(ClickDataset):
         self.one_id_each, self._hotness = hotness is None, None
         if hotness is not None:
             self._hotness = np.array(each_hotness(hotness, len(self.table_sizes)), np.uint64)
-        self._fixed_lengths = fixed_lengths
-        self._seed = (seed, layout.SPLITS.index(split))
-        self._power_law = ids == "power_law"
-        self._device = torch.device(device)
+        self._fixed_lengths, self._power_law = fixed_lengths, ids == "power_law"
+        self._seed, self._device = (seed, layout.SPLITS.index(split)), torch.device(device)
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `ClickDataset.batch`."""
@@ -114,9 +111,7 @@ class SyntheticDataset(ClickDataset):
                 draw(random, sizes[block], ids[block])
         numerical = random.random((num_samples, self.num_numerical), np.float32)
         labels = random.integers(0, 2, num_samples, np.uint8).astype(np.float32)
-        return Batch.from_numpy(
-            numerical=numerical, categorical=ids, labels=labels, lengths=lengths
-        )
+        return Batch.from_numpy(numerical, ids, labels, lengths)
 
     def _make_with_torch(self, num_samples: int, random: torch.Generator) -> Batch:
         options: dict[str, Any] = {"generator": random, "device": self._device}

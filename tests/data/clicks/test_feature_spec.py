@@ -359,15 +359,3 @@ def test_a_file_of_2020_that_is_no_whole_number_of_ids_is_named(tmp_path):
     (tmp_path / "train" / "cat_0.bin").write_bytes(b"\0" * 4)
     with pytest.raises(ValueError, match=r"cat_0\.bin: 4 bytes .* 3 rows"):
         FeatureSpec.load(tmp_path)
-
-
-def test_num_rows_names_the_file_that_is_short_or_missing(tmp_path):
-    write_2020(tmp_path, 3, 2, [(3, np.int8), (300, np.int16)])
-    spec = FeatureSpec.load(tmp_path)
-    (tmp_path / "test" / "cat_1.bin").write_bytes(b"\0" * 5)
-    with pytest.raises(ValueError, match=r"test/cat_1\.bin: expected 6 bytes \(3 rows.*got 5"):
-        spec.num_rows("test")
-    (tmp_path / "test" / "cat_1.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"test/cat_1\.bin: missing"):
-        spec.num_rows("test")
-    assert spec.num_rows("train") == 3
