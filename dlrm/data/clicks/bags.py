@@ -179,11 +179,11 @@ class ListField(NamedTuple):
         return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
 
     @classmethod
-    def from_dict(cls, facts: Any) -> "ListField":
-        """Reads what `to_dict` returns; raises ValueError if it has another form."""
+    def from_dict(cls, facts: Any, where: str = "list: ") -> "ListField":
+        """Reads what `to_dict` returns; raises ValueError after `where` for another form."""
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
             known = ", ".join(cls._fields)
-            raise ValueError(f"list: expected {known}, got {brief(facts)}")
+            raise ValueError(f"{where}expected {known}, got {brief(facts)}")
         made = cls(**facts)
         is_length = type(made.max_length) is int and 1 <= made.max_length <= MAX_LENGTH
         is_attended = made.pooling == ATTENTION
@@ -195,7 +195,7 @@ class ListField(NamedTuple):
         ):
             if not holds:
                 value = brief(getattr(made, name))
-                raise ValueError(f"list: {name}: expected {expected}, got {value}")
+                raise ValueError(f"{where}{name}: expected {expected}, got {value}")
         return made
 
 

@@ -50,11 +50,6 @@ class Batch(NamedTuple):
         return cls(*tensors)
 
     @property
-    def one_id_each(self) -> bool:
-        """Returns whether every sample has one id for each table, so that there are no lengths."""
-        return self.lengths is None
-
-    @property
     def num_samples(self) -> int:
         """Returns the number of samples of all processes."""
         return len(self.categorical if self.lengths is None else self.lengths)
@@ -172,7 +167,8 @@ class ClickDataset(BatchedRows):
         table_sizes: rows of the table of each categorical feature.
         categorical_names: names of these features, in the same order.
         num_numerical: numerical features of a sample.
-        one_id_each: whether every sample has one id for each feature; see `Batch.one_id_each`.
+        one_id_each: whether every sample has one id for each feature, so that batches have no
+            lengths.
         poolings: for each feature "sum", "mean" or "attention", if the dataset states how several
             ids of a sample become one vector, else None; None if it states none.
         field_tables: number of each feature's table; None is a table of its own for each.

@@ -11,9 +11,13 @@ from dlrm.data.clicks.bags import ListField
 from dlrm.data.clicks.batch import ClickDataset, Shard, Sharded
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
-from dlrm.data.clicks.synthetic import SyntheticDataset, each_hotness, ensure_synthetic_dataset
+from dlrm.data.clicks.synthetic import (
+    RandomDataset,
+    SyntheticDataset,
+    each_hotness,
+    ensure_synthetic_dataset,
+)
 from dlrm.data.verification import Verifier
 
 
@@ -104,12 +108,18 @@ _Opener = Callable[..., Any]  # takes a split's name, and `batch_size`, `subset`
 
 
 def _split(config: DataConfig, shard: Shard | None) -> _Opener:
-    directory = fitted_directory(config)
-    if directory is not None:
+    if (directory := fitted_directory(config)) is not None:
         verifier = _verifier(directory, config)
         spec = _load_spec(config)
     else:
-        spec = _synthetic_on_disk(config)
+        spec = ensure_synthetic_dataset(
+            config.synthetic_dataset_dir,
+            _synthetic_spec(config),
+            config.synthetic_dataset_num_entries,
+            seed=config.seed,
+            ids=config.synthetic_ids,
+            fixed_lengths=config.synthetic_dataset is not None,
+        )
         verifier = _verifier(spec.directory, config)
     _check_manifest(spec)
 
@@ -203,28 +213,14 @@ def _dataset_directory(config: DataConfig) -> Path:
     return directory
 
 
-def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:
-    return ensure_synthetic_dataset(
-        config.synthetic_dataset_dir,
-        _synthetic_spec(config),
-        config.synthetic_dataset_num_entries,
-        seed=config.seed,
-        ids=config.synthetic_ids,
-        fixed_lengths=config.synthetic_dataset is not None,
-    )
-
-
 def _synthetic_spec(config: DataConfig) -> FeatureSpec:
     if config.synthetic_dataset_use_feature_spec:
         return _load_spec(config)
     num_numerical, sizes = config.synthetic_dataset_numerical_features, config.synthetic_sizes
     if num_numerical is None:
         num_numerical = config.num_numerical_features
-    spec = FeatureSpec.default(config.synthetic_dataset_dir, num_numerical, sizes)
-    if config.synthetic_hotness is None or config.dataset_type != "synthetic_disk":
-        return spec
-    longest = zip(spec.categorical, each_hotness(config.synthetic_hotness, len(sizes)), strict=True)
-    lists = {name: ListField(most) for name, most in longest if most > 1}
-    cardinalities = dict(zip(spec.categorical, sizes, strict=True))
-    numerical, splits = spec.numerical, spec.splits
-    return FeatureSpec.named(spec.path, spec.label, numerical, cardinalities, splits, lists=lists)
+    lists = dict[int, ListField]()
+    if config.synthetic_hotness is not None and config.dataset_type == "synthetic_disk":
+        longest = enumerate(each_hotness(config.synthetic_hotness, len(sizes)))
+        lists = {table: ListField(most) for table, most in longest if most > 1}
+    return FeatureSpec.default(config.synthetic_dataset_dir, num_numerical, sizes, lists=lists)

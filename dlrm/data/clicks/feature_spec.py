@@ -113,10 +113,8 @@ class FeatureSpec:
         fits = dtype.kind == "i" and size - 1 <= np.iinfo(dtype).max
         self._require(fits, where, f"a signed integer dtype for {size} ids", str(dtype))
         self._require(table is None or isinstance(table, str), f"{where}: table", "a name", table)
-        try:
-            ListField.from_dict(facts.get("list", {"max_length": 1}))
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {where}: {error}") from None
+        if "list" in facts:
+            ListField.from_dict(facts["list"], f"{self.path}: {where}: list: ")
 
     def _check_tables(self) -> None:
         tables, first = self.shared_tables, dict[str, str]()
@@ -170,6 +168,7 @@ class FeatureSpec:
         cardinalities: Sequence[int],
         splits: Sequence[str] = ("train", "test"),
         metadata: dict[str, Any] | None = None,
+        lists: Mapping[int, ListField] | None = None,
     ) -> "FeatureSpec":
         """Describes a dataset with NVIDIA's default feature and file names; see `named`."""
         check_features("--num_numerical_features", num_numerical)
@@ -177,7 +176,8 @@ class FeatureSpec:
         label, numerical, names = layout.default_names(num_numerical, len(cardinalities))
         sizes = dict(zip(names, map(int, cardinalities), strict=True))
         path = Path(directory) / layout.FEATURE_SPEC
-        return cls.named(path, label, numerical, sizes, splits, metadata)
+        fields = {names[table]: field for table, field in (lists or {}).items()}
+        return cls.named(path, label, numerical, sizes, splits, metadata, fields)
 
     @classmethod
     def named(
@@ -297,21 +297,21 @@ class FeatureSpec:
         If all lists have the same pooling, features with one id per row, which no pooling changes,
         get it too.
         """
-        of_lists = {name: field.pooling for name, field in self.lists.items()}
-        different = set(of_lists.values())
+        poolings = {name: field.pooling for name, field in self.lists.items()}
+        different = set(poolings.values())
         if different <= {None}:
             return None
         if len(different) == 1 and different != {bags.ATTENTION}:
             return tuple(different) * len(self.categorical)
-        return tuple(of_lists.get(name) for name in self.categorical)
+        return tuple(poolings.get(name) for name in self.categorical)
 
     @property
     def targets(self) -> tuple[int | None, ...] | None:
         """Feature of each attended feature's candidate, by number; None if none is attended."""
-        of_lists = {name: field.target for name, field in self.lists.items() if field.target}
+        targets = {name: field.target for name, field in self.lists.items() if field.target}
         numbers = {name: number for number, name in enumerate(self.categorical)}
-        targets = tuple(numbers.get(of_lists.get(name, "")) for name in self.categorical)
-        return targets if of_lists else None
+        every = tuple(numbers.get(targets.get(name, "")) for name in self.categorical)
+        return every if targets else None
 
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""

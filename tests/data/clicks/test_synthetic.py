@@ -129,7 +129,7 @@ def test_a_dataset_tells_whether_its_batches_have_one_id_each(device, hotness, s
     dataset = make([9, 8], device, hotness=hotness)
     if shard is not None:
         dataset = Sharded(dataset, shard)
-    assert dataset.one_id_each == dataset.batch(0).one_id_each == (hotness is None)
+    assert dataset.one_id_each == (dataset.batch(0).lengths is None) == (hotness is None)
     assert dataset.batch(0).num_samples == 5000
 
 
