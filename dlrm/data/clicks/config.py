@@ -1,25 +1,19 @@
 """The data that a training reads, as a configuration without torch."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from dlrm.data.choices import VERIFY_DATA
 from dlrm.data.clicks import names
 from dlrm.limits import check_features, check_memory
 from dlrm.settings import check_settings, setting
 
-# Each type and its reader; "memmap" is NVIDIA's name of 2020, "parametric" that of 2021.
-DATASET_TYPES = {
-    "split": "split",
-    "memmap": "split",
-    "parametric": "split",
-    "binary": "binary",
-    "synthetic_gpu": "synthetic_gpu",
-    "synthetic_random": "synthetic_random",
-    "synthetic_disk": "synthetic_disk",
-}
-IDS = ("uniform", "power_law")
 _WITH_SHAPES = ("synthetic_gpu", "synthetic_disk")
-_SYNTHETIC = ("synthetic_random", *_WITH_SHAPES)
+_SYNTHETIC = ("synthetic_gpu", "synthetic_random", "synthetic_disk")
+# Each type and its reader; "memmap" is NVIDIA's name of 2020, "parametric" that of 2021.
+DATASET_TYPES = dict.fromkeys(("split", "memmap", "parametric"), "split")
+DATASET_TYPES |= {name: name for name in ("binary", *_SYNTHETIC)}
+IDS = ("uniform", "power_law")
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
 # DLRM-DCNv2 of MLPerf Training: the arguments of materialize_synthetic_multihot_dataset.py in
 # mlcommons/training, recommendation_v2/torchrec_dlrm.
@@ -31,6 +25,7 @@ _MLPERF_SIZES = (
 _MLPERF_HOTNESS = (
     *(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
 )
+_synthetic_setting = partial(setting, topic="Synthetic data")
 
 
 @dataclass(frozen=True)
@@ -82,58 +77,45 @@ class DataConfig:
         "state theirs",
         least=0,
     )
-    synthetic_dataset_dir: str = setting(
+    synthetic_dataset_dir: str = _synthetic_setting(
         "/tmp/dlrm_sythetic_dataset",
         "Directory that --dataset_type synthetic_disk writes to",
-        topic="Synthetic data",
         resumable=True,
     )
-    synthetic_dataset_table_sizes: tuple[int, ...] = setting(
+    synthetic_dataset_table_sizes: tuple[int, ...] = _synthetic_setting(
         _DEFAULT_TABLE_SIZES,
         "Rows of each embedding table of the synthetic dataset",
-        topic="Synthetic data",
         least=1,
         most=names.MAX_CARDINALITY,
     )
-    synthetic_dataset_num_entries: int = setting(
+    synthetic_dataset_num_entries: int = _synthetic_setting(
         2**25, "Samples per epoch of the synthetic dataset", topic="Synthetic data", least=1
     )
-    synthetic_dataset_numerical_features: int | None = setting(
+    synthetic_dataset_numerical_features: int | None = _synthetic_setting(
         None,
         "Number of numerical features of the synthetic dataset; default: --num_numerical_features",
-        topic="Synthetic data",
         least=0,
     )
-    synthetic_dataset_use_feature_spec: bool = setting(
-        False,
-        "Take the shapes of the synthetic dataset from --dataset and --feature_spec",
-        topic="Synthetic data",
+    synthetic_dataset_use_feature_spec: bool = _synthetic_setting(
+        False, "Take the shapes of the synthetic dataset from --dataset and --feature_spec"
     )
-    synthetic_dataset: str | None = setting(
+    synthetic_dataset: str | None = _synthetic_setting(
         None,
         "Use the table sizes and the ids per sample of a published dataset, for synthetic_gpu and "
         "synthetic_disk; mlperf: MLPerf's DLRM-DCNv2",
-        topic="Synthetic data",
         choices=("mlperf",),
     )
-    synthetic_dataset_max_table_size: int | None = setting(
-        None,
-        "Maximum rows of a synthetic table; default: no limit",
-        topic="Synthetic data",
-        least=1,
+    synthetic_dataset_max_table_size: int | None = _synthetic_setting(
+        None, "Maximum rows of a synthetic table; default: no limit", least=1
     )
-    synthetic_dataset_hotness: tuple[int, ...] | None = setting(
+    synthetic_dataset_hotness: tuple[int, ...] | None = _synthetic_setting(
         None,
         "Maximum ids per sample and synthetic table, one number for all tables or one per table; "
         "each sample draws 1 to this many; default: always one id",
-        topic="Synthetic data",
         least=1,
     )
-    synthetic_ids: str = setting(
-        "uniform",
-        "Distribution of the ids of the synthetic dataset",
-        topic="Synthetic data",
-        choices=IDS,
+    synthetic_ids: str = _synthetic_setting(
+        "uniform", "Distribution of the ids of the synthetic dataset", choices=IDS
     )
     device: str = "cpu"
     verify_data: str = setting(

@@ -182,6 +182,16 @@ BROKEN_RULES = {
         129,
         "feature shop: expected a signed integer dtype for 129 ids, got 'int8'",
     ),
+    "a list without a length": (
+        ["feature_spec", "shop", "list"],
+        {"max_length": 0},
+        "feature shop: list: max_length: expected 1 to 2147483645, got 0",
+    ),
+    "a list in one file": (
+        ["feature_spec", "shop", "list"],
+        {"max_length": 2, "weighted": True},
+        "chunk 1: expected type split_binary_list and 4 files",
+    ),
     "wide numericals": (["feature_spec", "age", "dtype"], "float32", "age: expected dtype float16"),
     "a label that is no bool": (
         ["feature_spec", "clicked", "dtype"],
