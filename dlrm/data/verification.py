@@ -70,8 +70,9 @@ class Verifier:
                 self._compare(left)
             elif self._unnoted(left):
                 with _locked(self._directory):
-                    self._compare(facts := self._unnoted(left))
-                    _note(self._directory, facts)
+                    if facts := self._unnoted(left):  # another process may have noted them
+                        self._compare(facts)
+                        _note(self._directory, facts)
             self._done |= names
 
     def check_names(self, *names: str) -> None:

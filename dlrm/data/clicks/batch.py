@@ -44,10 +44,13 @@ class Batch(NamedTuple):
     total_weight: Tensor | None = None
 
     @classmethod
-    def from_numpy(cls, *arrays: np.ndarray | None) -> "Batch":
-        """Returns a batch of arrays in the order of its fields; memory is shared."""
-        tensors: Any = (None if array is None else torch.from_numpy(array) for array in arrays)
-        return cls(*tensors)
+    def from_numpy(cls, *arrays: np.ndarray | None, **others: np.ndarray | None) -> "Batch":
+        """Returns a batch of arrays, without names in the order of its fields; memory is shared."""
+
+        def tensor(array: np.ndarray | None) -> Any:
+            return None if array is None else torch.from_numpy(array)
+
+        return cls(*map(tensor, arrays), **{name: tensor(own) for name, own in others.items()})
 
     @property
     def num_samples(self) -> int:

@@ -82,8 +82,9 @@ class _FileDataset(ClickDataset):
             check_values(weights, valid, path, start, expected)
             total = np.asarray(weights.sum(dtype=np.float64))
             weights = weights[samples].copy()
-        dense = numerical, ids, labels.astype(np.float32), lengths
-        return Batch.from_numpy(*dense, None, None, id_weights, weights, total)
+        columns = numerical, ids, labels.astype(np.float32), lengths
+        factors = {"id_weights": id_weights, "weights": weights, "total_weight": total}
+        return Batch.from_numpy(*columns, **factors)
 
     def _read_samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the labels of some rows, and a copy of their numericals."""
@@ -118,11 +119,10 @@ class SplitDataset(_FileDataset):
         split: str,
         batch_size: int,
         sample_weights: bool = True,
-        shard: Shard = Shard(),
         **options: Any,
     ) -> None:
         rows = spec.num_rows(split)
-        super().__init__(rows, batch_size, shard=shard, **options)
+        super().__init__(rows, batch_size, **options)
         self.table_sizes, self.categorical_names = spec.cardinalities, list(spec.categorical)
         self.num_numerical, self._numerical_names = len(spec.numerical), spec.numerical
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
@@ -134,8 +134,8 @@ class SplitDataset(_FileDataset):
             shape = (rows, self.num_numerical)
             self._numerical = map_rows(self._files[1], layout.NUMERICAL_DTYPE, shape)
         names = self.categorical_names
-        if shard.tables is not None:
-            names = [names[table] for table in shard.tables]
+        if (tables := self._shard.tables) is not None:
+            names = [names[table] for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._columns: list[np.ndarray | ListColumn] = []
         for name in names:
