@@ -46,11 +46,9 @@ class Batch(NamedTuple):
     @classmethod
     def from_numpy(cls, *arrays: np.ndarray | None, **others: np.ndarray | None) -> "Batch":
         """Returns a batch of arrays, without names in the order of its fields; memory is shared."""
-
-        def tensor(array: np.ndarray | None) -> Any:
-            return None if array is None else torch.from_numpy(array)
-
-        return cls(*map(tensor, arrays), **{name: tensor(own) for name, own in others.items()})
+        named: dict[str, Any] = {n: torch.from_numpy(a) for n, a in others.items() if a is not None}
+        tensors: Any = [None if array is None else torch.from_numpy(array) for array in arrays]
+        return cls(*tensors, **named)
 
     @property
     def num_samples(self) -> int:

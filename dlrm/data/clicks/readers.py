@@ -83,6 +83,8 @@ class _FileDataset(ClickDataset):
             total = np.asarray(weights.sum(dtype=np.float64))
             weights = weights[samples].copy()
         columns = numerical, ids, labels.astype(np.float32), lengths
+        if id_weights is weights is None:
+            return Batch.from_numpy(*columns)
         factors = {"id_weights": id_weights, "weights": weights, "total_weight": total}
         return Batch.from_numpy(*columns, **factors)
 
