@@ -1,10 +1,9 @@
 """Batches of any kind in the order of an epoch, prefetched."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -12,25 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.data.workers import in_order
 
-class Movable(Protocol):
-    """A batch of any kind, which holds tensors."""
-
-    def map(self: "BatchT", function: Callable[[Tensor], Tensor]) -> "BatchT":
-        """Returns the same with `function` applied to each tensor."""
-        ...
+BatchT = TypeVar("BatchT", covariant=True)
 
 
-BatchT = TypeVar("BatchT", bound=Movable)
+class Readable(Protocol[BatchT]):
+    """Batches that can be prefetched: each is a pure function of its index.
 
+    They hold tensors, and `map(function)` of a batch returns it with each tensor replaced.
+    """
 
-BatchT_co = TypeVar("BatchT_co", bound=Movable, covariant=True)
-
-
-class Readable(Protocol[BatchT_co]):
-    """Batches that can be prefetched: each is a pure function of its index."""
-
-    def batch(self, index: int) -> BatchT_co:
+    def batch(self, index: int) -> BatchT:
         """Returns a batch, which depends on `index` and not on earlier reads."""
         ...
 
@@ -60,9 +52,9 @@ def prefetch(
     An error in a reader is raised here, at its batch. Threads end with the generator: exhaust it,
     or close it (`contextlib.closing`). Reading starts at the first `next`.
 
-    On CUDA the readers also copy, through pinned memory and on a stream of their own, so that a
-    batch is on the device before its turn. They allocate while the caller computes, so a CUDA graph
-    captured meanwhile needs `capture_error_mode="thread_local"`.
+    On CUDA the readers also copy, through pinned memory and on a stream of their own. They allocate
+    while the caller computes, so a CUDA graph captured meanwhile needs
+    `capture_error_mode="thread_local"`.
 
     Args:
         indices: batches to read; consumed as reading advances.
@@ -74,33 +66,24 @@ def prefetch(
             raise ValueError(f"{name}: expected 1 or more, got {value}")
     device = torch.device(device)
     if device.type == "cuda":
-        reader = _CudaReader(dataset, device)
-        return _in_order(reader.read, reader.take, indices, depth, at_once)
+        return _prefetched(*_cuda_reader(dataset, device), indices, depth, at_once)
 
-    def read(index: int) -> BatchT:
-        return dataset.batch(index).map(lambda tensor: tensor.to(device))  # or is there already
+    def read(index: int) -> Any:
+        batch: Any = dataset.batch(index)
+        return batch.map(lambda tensor: tensor.to(device))  # or is there already
 
-    return _in_order(read, lambda batch: batch, indices, depth, at_once)
+    return _prefetched(read, lambda batch: batch, indices, depth, at_once)
 
 
-def _in_order(
+def _prefetched(
     read: Callable, take: Callable, indices: Iterable[int], depth: int, at_once: int
 ) -> Generator[Any, None, None]:
-    pending: deque[Future] = deque()
     remaining = iter(indices)
     groups = iter(lambda: list(islice(remaining, at_once)), [])
     readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
-
-    def start(count: int) -> None:
-        pending.extend(readers.submit(_read_some, read, group) for group in islice(groups, count))
-
     try:
-        start(depth)
-        while pending:
-            batches, error = pending.popleft().result()
-            start(1)
-            for batch in batches:
-                yield take(batch)
+        for batches, error in in_order(readers, partial(_read_some, read), groups, depth):
+            yield from map(take, batches)
             if error is not None:
                 raise error
     finally:
@@ -118,35 +101,33 @@ def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception
     return batches, None
 
 
-class _CudaReader:
-    """Reads batches and copies them to a device on a side stream."""
+def _cuda_reader(dataset: Readable, device: torch.device) -> tuple[Callable, Callable]:
+    """Returns functions for a reader's thread and for the caller's, which both return at once.
 
-    def __init__(self, dataset: Readable, device: torch.device) -> None:
-        self._dataset = dataset
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self._device, self._stream = torch.device("cuda", index), _copying_stream(index)
+    The first reads a batch, starts its copy to the device and marks the end of the copy; the second
+    makes the caller's stream wait for that.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    device, side = torch.device("cuda", index), _copying_stream(index)
 
-    def read(self, index: int) -> tuple[Any, torch.cuda.Event]:
-        """Starts the copy and marks its end; called in a reader's thread."""
-        # By default a thread has the first device, and leaving the stream would use memory there.
-        torch.cuda.set_device(self._device)
-        with torch.cuda.stream(self._stream):
-            batch = self._dataset.batch(index)
-            moved = batch.map(self._move)
-            return moved, self._stream.record_event()
-
-    def _move(self, tensor: Tensor) -> Tensor:
+    def move(tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":
             return tensor
         # numpy copies on this thread only; torch would start a team of threads for each reader.
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         np.copyto(pinned.numpy(), tensor.numpy())
-        return pinned.to(self._device, non_blocking=True)  # torch keeps it until it is copied
+        return pinned.to(device, non_blocking=True)  # torch keeps it until it is copied
 
-    def take(self, read: tuple[Any, torch.cuda.Event]) -> Any:
-        """Makes the caller's stream wait for the copy, without blocking the caller's thread."""
-        batch, copied = read
-        stream = torch.cuda.current_stream(self._device)
+    def read(index: int) -> Any:
+        # By default a thread has the first device, and leaving the stream would use memory there.
+        torch.cuda.set_device(device)
+        with torch.cuda.stream(side):
+            batch: Any = dataset.batch(index)
+            return batch.map(move), side.record_event()
+
+    def take(result: Any) -> Any:
+        batch, copied = result
+        stream = torch.cuda.current_stream(device)
         stream.wait_event(copied)
 
         def used(tensor: Tensor) -> Tensor:
@@ -154,6 +135,8 @@ class _CudaReader:
             return tensor
 
         return batch.map(used)
+
+    return read, take
 
 
 @cache
@@ -169,6 +152,10 @@ class BatchedRows:
     Args:
         subset: use only this fraction of the batches, in (0, 1], rounded up.
         part: use only the rows between these two shares of all of them.
+
+    Attributes:
+        batch_size: rows of every batch but possibly the last.
+        num_samples: rows in all batches together.
     """
 
     def __init__(

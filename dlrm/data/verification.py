@@ -65,13 +65,14 @@ class Verifier:
                 "checks it"
             )
         with self._lock:
+            left = names - self._done
             if self._mode == "always":
-                self._compare(names - self._done)
-            elif self._left(names):
+                self._compare(left)
+            elif self._unnoted(left):
                 with _locked(self._directory):
-                    if left := self._left(names):
-                        self._compare(left)
-                        _note(self._directory, left)
+                    if facts := self._unnoted(left):  # another process may have noted them
+                        self._compare(facts)
+                        _note(self._directory, facts)
             self._done |= names
 
     def check_names(self, *names: str) -> None:
@@ -80,23 +81,20 @@ class Verifier:
         listed = [n for n in self._checksums if n in names or n.startswith(folders)]
         self.check(self._directory / name for name in listed)
 
-    def _left(self, names: Iterable[str]) -> dict[str, list[Any]]:
-        """Returns the files to compare, with their facts, which a later change makes others."""
-        noted = _noted(self._directory)
-        facts = {name: self._facts(name) for name in names if name not in self._done}
+    def _unnoted(self, names: Iterable[str]) -> dict[str, list[Any]]:
+        """Returns files that no note names, with their facts, which a change makes others."""
+        noted, facts = _noted(self._directory), dict[str, list[Any]]()
+        for name in names:
+            status = (self._directory / name).stat()
+            digest = f"{zlib.crc32(self._checksums[name].encode()):08x}"
+            facts[name] = [status.st_size, status.st_mtime_ns, status.st_ino, digest]
         return {name: own for name, own in facts.items() if noted.get(name) != own}
-
-    def _facts(self, name: str) -> list[Any]:
-        status = (self._directory / name).stat()
-        digest = f"{zlib.crc32(self._checksums[name].encode()):08x}"
-        return [status.st_size, status.st_mtime_ns, status.st_ino, digest]
 
     def _compare(self, names: Iterable[str]) -> None:
         check_files(self._directory, {name: self._checksums[name] for name in names})
 
 
-def _places(directory: Path) -> Iterator[Path]:
-    """Yields the places of the notes on a dataset."""
+def _note_paths(directory: Path) -> Iterator[Path]:
     directory = directory.resolve()
     yield directory / STAMP
     with suppress(RuntimeError):  # a user without a home
@@ -107,18 +105,18 @@ def _places(directory: Path) -> Iterator[Path]:
 def _noted(directory: Path) -> dict[str, Any]:
     """Returns the facts of the files that were compared; none of unreadable or damaged notes."""
     noted: dict[str, Any] = {}
-    for place in filter(Path.is_file, _places(directory)):
+    for path in filter(Path.is_file, _note_paths(directory)):
         with suppress(OSError, ValueError):
-            noted |= read_sealed(place, required=True)
+            noted |= read_sealed(path, required=True)
     return noted
 
 
 def _note(directory: Path, compared: dict[str, list[Any]]) -> None:
-    """Adds facts to the notes, in the first writable place."""
-    for place in _places(directory):
+    """Adds facts to the first notes that can be written."""
+    for path in _note_paths(directory):
         with suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(place, sealed_json(_noted(directory) | compared))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, sealed_json(_noted(directory) | compared))
             return
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
@@ -32,7 +32,7 @@ def workers(processes: int) -> Iterator[InOrder]:
         return
     pool = process_pool(processes)
     try:
-        yield lambda task, items: _in_order(pool, task, items, 2 * processes)
+        yield lambda task, items: in_order(pool, task, items, 2 * processes)
         pool.shutdown(wait=True, cancel_futures=True)
     except BrokenProcessPool as error:
         raise ChildProcessError(
@@ -43,9 +43,10 @@ def workers(processes: int) -> Iterator[InOrder]:
         end_processes(pool)
 
 
-def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead: int) -> Iterator:
+def in_order(pool: Executor, task: Callable, items: Iterable, ahead: int) -> Iterator:
+    """Yields the results of a task in the order of its items, of which some are begun ahead."""
     remaining = iter(items)
-    pending: deque[Future] = deque(pool.submit(task, item) for item in islice(remaining, ahead))
+    pending = deque(pool.submit(task, item) for item in islice(remaining, ahead))
     while pending:
         result = pending.popleft().result()
         pending.extend(pool.submit(task, item) for item in islice(remaining, 1))
@@ -62,28 +63,22 @@ def process_pool(processes: int, forked: bool = False) -> ProcessPoolExecutor:
             start and imports. A program may say so that has used no threads of its own, of torch
             or of Arrow; others of Python are noticed, and processes are then started anew.
     """
-    _start_tracker()
-    if forked and sys.platform == "linux" and threading.active_count() == 1:
-        return ProcessPoolExecutor(processes, _ForkContext(), _begin_forked)
-    return ProcessPoolExecutor(processes, _Context(), _end_with_parent)
-
-
-def _start_tracker() -> None:
-    """Starts the process that frees semaphores after a `kill -9`, without its warning of them."""
-    sys.warnoptions.append("ignore:resource_tracker")  # which it inherits
+    sys.warnoptions.append("ignore:resource_tracker")  # which the process started here inherits
     try:
-        resource_tracker.ensure_running()
+        resource_tracker.ensure_running()  # it frees semaphores after a `kill -9`
     finally:
         sys.warnoptions.pop()
+    if forked and sys.platform == "linux" and threading.active_count() == 1:
+        return ProcessPoolExecutor(processes, _ForkContext(), _begin)
+    return ProcessPoolExecutor(processes, _Context(), _begin)
 
 
 class _WithoutInterrupts:
     """Processes that block SIGINT from their first instruction, and print no traceback for it."""
 
-    blocked = {signal.SIGINT}
-
     def start(self) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)  # inherited
+        signals = {signal.SIGINT, signal.SIGTERM}  # until `_begin` has dropped a copied handler
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # inherited
         try:
             super().start()  # type: ignore[misc]
         finally:
@@ -99,18 +94,11 @@ class _Context(SpawnContext):
 
 
 class _ForkedProcess(_WithoutInterrupts, ForkProcess):
-    blocked = {signal.SIGINT, signal.SIGTERM}  # whose handler is that of the copied process
+    pass
 
 
 class _ForkContext(ForkContext):
     Process = _ForkedProcess
-
-
-def _begin_forked() -> None:
-    """Makes a copy of a process one that works for it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _end_with_parent()
 
 
 def end_processes(pool: ProcessPoolExecutor) -> None:
@@ -125,8 +113,10 @@ def end_processes(pool: ProcessPoolExecutor) -> None:
         process.join()
 
 
-def _end_with_parent() -> None:
+def _begin() -> None:
     """Makes a process end with its parent, even when that is killed by `kill -9`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     parent = multiprocessing.parent_process()
     assert parent is not None
 

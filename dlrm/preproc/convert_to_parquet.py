@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import first_problem
+from dlrm.data.clicks.bags import check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.transform.dictionaries import text_array
@@ -29,7 +29,6 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
-from dlrm.mapped_files import map_file
 from dlrm.preproc.options import PARQUET_VALUES
 
 KIND = layout.CONVERTED  # kind in its manifest
@@ -195,9 +194,9 @@ def _file(
         limits: a description of the whole numbers that are expected, and the greatest; None for
             any numbers.
     """
-    layout.check_rows(path, rows, width := dtype.itemsize)
+    width = dtype.itemsize
+    content = layout.map_rows(path, np.dtype(np.uint8), (rows, width)).ravel()
     verifier.check([path])
-    content = map_file(path, np.uint8)
 
     def read(begin: int, end: int) -> list[pa.Array]:
         values = np.frombuffer(content[begin * width : end * width].data, dtype)
@@ -220,9 +219,8 @@ def _lists(
 
     def read(begin: int, end: int) -> list[pa.Array]:
         rows = column.read(begin, end)
-        if (problem := first_problem(rows, column.field, size)) is not None:
-            row, why = problem
-            raise ValueError(f"{column.files.values}: row {begin + row}, {why}")
+        valid, expected = (rows.values >= 0) & (rows.values < size), f"an id in [0, {size})"
+        check_values(rows.values, valid, column.files.values, begin, expected, rows.lengths)
         ends = pa.array(np.concatenate([[0], np.cumsum(rows.lengths, dtype=np.int64)]))
         arrays = [decode(rows.values)] + ([] if rows.weights is None else [pa.array(rows.weights)])
         return [pa.LargeListArray.from_arrays(ends, array) for array in arrays]

@@ -19,7 +19,7 @@ from pyarrow import orc
 from tables_testing import contents
 
 import dlrm
-from dlrm.data.clicks.bags import Jagged, ListField, first_problem
+from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.clicks.list_columns import ListColumn
@@ -255,9 +255,8 @@ def lists(path):
     spec = FeatureSpec.load(path)
     for split in spec.splits:
         rows = spec.num_rows(split)
-        for name, field in spec.lists.items():
-            found = ListColumn(spec, split, name, rows).read(0, rows)
-            first_problem(found, field, spec.feature_spec[name]["cardinality"])
+        for name in spec.lists:
+            ListColumn(spec, split, name, rows).read(0, rows)
 
 
 def lists_folder():

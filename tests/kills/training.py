@@ -18,7 +18,7 @@ from killing import contents, difference
 from tqdm import tqdm
 
 import dlrm
-from dlrm.data.clicks.batch import Batch, Shard, Sharded
+from dlrm.data.clicks.batch import Batch, ClickDataset, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.checkpoint.description import describe_run
@@ -45,19 +45,13 @@ TABLE_SIZES = (7, 20, 3)
 ARCHITECTURE = {"embedding_dim": 4, "bottom_mlp_sizes": [4], "top_mlp_sizes": [8, 1]}
 
 
-class Clicks:
+class Clicks(ClickDataset):
     """Batches that are pure functions of their index."""
 
-    table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
-    categorical_names, one_id_each = ["a", "b", "c"], True
-    poolings = field_tables = targets = None
-
     def __init__(self, num_batches, seed):
-        self._num_batches, self._seed = num_batches, seed
-        self.num_samples = num_batches * self.batch_size
-
-    def __len__(self):
-        return self._num_batches
+        super().__init__(8 * num_batches, 8)
+        self.table_sizes, self.num_numerical = list(TABLE_SIZES), 2
+        self.categorical_names, self._seed = ["a", "b", "c"], seed
 
     def batch(self, index):
         random = torch.Generator().manual_seed(1000 * self._seed + index)

@@ -44,9 +44,9 @@ class Jagged(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Jagged":
         """Returns the lists of the rows that a mask or indices select."""
-        places, lengths = places_of(self.lengths, rows)
-        weights = None if self.weights is None else self.weights[places]
-        return Jagged(self.values.take(places), lengths, weights)
+        indices, lengths = places_of(self.lengths, rows)
+        weights = None if self.weights is None else self.weights[indices]
+        return Jagged(self.values.take(indices), lengths, weights)
 
     def each(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
@@ -64,11 +64,8 @@ class Jagged(NamedTuple):
 
 
 def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the indices of the values of some rows, and the number of values of each row.
-
-    Args:
-        lengths: of all rows.
-        rows: a mask, or indices.
+    """Returns the indices of the values of the rows that a mask or indices select, and the lengths
+    of these rows; `lengths` are of all rows.
     """
     chosen = lengths[rows].astype(np.int64)
     starts = (np.cumsum(lengths, dtype=np.int64) - lengths)[rows]
@@ -76,11 +73,33 @@ def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
 
 
-def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
+def row_of(lengths: np.ndarray, index: int) -> tuple[int, int]:
     """Returns the row of a value and its index in the row, from its index among all values."""
     ends = np.cumsum(lengths, dtype=np.int64)
-    row = int(np.searchsorted(ends, place, side="right"))
-    return row, int(place - ends[row] + lengths[row])
+    row = int(np.searchsorted(ends, index, side="right"))
+    return row, int(index - ends[row] + lengths[row])
+
+
+def check_values(
+    values: np.ndarray,
+    valid: np.ndarray,
+    path: Path,
+    first_row: int,
+    expected: str,
+    lengths: np.ndarray | None = None,
+) -> None:
+    """Raises ValueError for the first value of some rows of a file that is not valid.
+
+    Args:
+        lengths: number of values of each row; None is one each.
+    """
+    if not valid.all():
+        index, item = int(valid.argmin()), ""
+        row, got = index, values[index]
+        if lengths is not None:
+            row, place = row_of(lengths, index)
+            item = f", place {place} of the list"
+        raise ValueError(f"{path}: row {first_row + row}{item}: expected {expected}, got {got}")
 
 
 Ids = np.ndarray | Jagged  # of a table: one per row, or several
@@ -104,10 +123,7 @@ def lists_in(columns: Sequence[Ids]) -> list[Jagged]:
 def interleave(
     columns: Sequence[Ids], num_rows: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Joins the ids of fields, sample by sample and table by table.
-
-    Args:
-        columns: for each table its ids `[num_rows]`, or bags of ids.
+    """Joins the ids of tables, sample by sample and table by table.
 
     Returns:
         Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
@@ -121,20 +137,19 @@ def interleave(
             lengths[:, table] = column.lengths
     ends = np.cumsum(lengths, dtype=np.int64)
     begins = (ends - lengths.ravel()).reshape(lengths.shape)
-    total = int(ends[-1]) if len(ends) else 0
-    ids = np.empty(total, dtype)
+    ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype)
     weighted = any(bags.weights is not None for bags in lists)
-    weights = np.ones(total, WEIGHTS_DTYPE) if weighted else None
+    weights = np.ones(len(ids), WEIGHTS_DTYPE) if weighted else None
     for table, column in enumerate(columns):
         if not isinstance(column, Jagged):
             ids[begins[:, table]] = column
             continue
         shifts = begins[:, table] - (np.cumsum(column.lengths, dtype=np.int64) - column.lengths)
-        places = np.repeat(shifts, column.lengths)
-        places += np.arange(len(places))
-        ids[places] = column.values
+        indices = np.repeat(shifts, column.lengths)
+        indices += np.arange(len(indices))
+        ids[indices] = column.values
         if weights is not None and column.weights is not None:
-            weights[places] = column.weights
+            weights[indices] = column.weights
     return ids, lengths, weights
 
 
@@ -164,31 +179,23 @@ class ListField(NamedTuple):
         return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
 
     @classmethod
-    def from_dict(cls, facts: Any) -> "ListField":
-        """Reads what `to_dict` returns.
-
-        Raises:
-            ValueError: the facts have another form.
-        """
+    def from_dict(cls, facts: Any, where: str = "list: ") -> "ListField":
+        """Reads what `to_dict` returns; raises ValueError after `where` for another form."""
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
             known = ", ".join(cls._fields)
-            raise ValueError(f"list: expected {known}, got {brief(facts)}")
+            raise ValueError(f"{where}expected {known}, got {brief(facts)}")
         made = cls(**facts)
-        if type(made.max_length) is not int or not 1 <= made.max_length <= MAX_LENGTH:
-            raise ValueError(
-                f"list: max_length: expected 1 to {MAX_LENGTH}, got {brief(made.max_length)}"
-            )
-        if not isinstance(made.weighted, bool):
-            raise ValueError(f"list: weighted: expected true or false, got {brief(made.weighted)}")
-        if made.pooling not in (None, *POOLINGS, ATTENTION):
-            raise ValueError(
-                f"list: pooling: expected sum, mean or attention, got {brief(made.pooling)}"
-            )
-        if (made.pooling == ATTENTION) != isinstance(made.target, str):
-            raise ValueError(
-                f"list: target: expected a field if pooling is attention, and none otherwise, got "
-                f"{brief(made.target)}"
-            )
+        is_length = type(made.max_length) is int and 1 <= made.max_length <= MAX_LENGTH
+        is_attended = made.pooling == ATTENTION
+        for name, holds, expected in (
+            ("max_length", is_length, f"1 to {MAX_LENGTH}"),
+            ("weighted", isinstance(made.weighted, bool), "true or false"),
+            ("pooling", made.pooling in (None, *POOLINGS, ATTENTION), "sum, mean or attention"),
+            ("target", is_attended == isinstance(made.target, str), "a field with attention only"),
+        ):
+            if not holds:
+                value = brief(getattr(made, name))
+                raise ValueError(f"{where}{name}: expected {expected}, got {value}")
         return made
 
 
@@ -208,12 +215,11 @@ def file_names(index: int, weighted: bool) -> list[str]:
 
 
 def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tuple[int, np.ndarray]:
-    """Returns the entries of `cat_<i>.starts.bin` that some rows of a split determine.
+    """Returns the entries of `cat_<i>.starts.bin` that rows from `first_row` on determine.
 
     Args:
         lengths: lengths of these rows.
-        first_row: the first of them in the split.
-        first_value: index of its first value in the split.
+        first_value: index of their first value in the split.
 
     Returns:
         The number of the first entry, and the entries; its last one, the total, is not among them.
@@ -221,38 +227,6 @@ def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tupl
     first = -(-first_row // ROWS_A_START)
     begins = first_value + np.cumsum(lengths, dtype=np.int64) - lengths
     return first, begins[first * ROWS_A_START - first_row :: ROWS_A_START].astype(STARTS_DTYPE)
-
-
-def first_problem(bags: Jagged, field: ListField, cardinality: int) -> tuple[int, str] | None:
-    """Returns the first row, from 0, that is invalid, and the reason; None if there is none.
-
-    Raises:
-        ValueError: lengths, values and weights do not match.
-    """
-    lengths, total = bags.lengths, len(bags.values)
-    wrong = np.flatnonzero((lengths < 0) | (lengths > field.max_length))
-    if len(wrong):
-        expected = f"expected a length of 0 to {field.max_length}"
-        return int(wrong[0]), f"{expected}, got {lengths[wrong[0]]}"
-    if (added := int(lengths.sum(dtype=np.int64))) != total:
-        raise ValueError(f"expected lengths that add up to {total} ids, got {added}")
-    if (bags.weights is not None) != field.weighted or len(
-        bags.values if bags.weights is None else bags.weights
-    ) != total:
-        wanted = f"{total} weights" if field.weighted else "no weights"
-        got = "none" if bags.weights is None else len(bags.weights)
-        raise ValueError(f"expected {wanted} beside {total} ids, got {got}")
-    outside = (bags.values < 0) | (bags.values >= cardinality)
-    infinite = np.zeros(0, bool) if bags.weights is None else ~np.isfinite(bags.weights)
-    if not outside.any() and not infinite.any():
-        return None
-    places = [int(np.argmax(bad)) if bad.any() else total for bad in (outside, infinite)]
-    row, of_row = row_of(lengths, place := min(places))
-    where = f"place {of_row} of the list"
-    if place == places[0]:
-        return row, f"{where}: expected an id in [0, {cardinality}), got {bags.values[place]}"
-    assert bags.weights is not None
-    return row, f"{where}: expected a finite weight, got {bags.weights[place]}"
 
 
 def num_starts(rows: int) -> int:

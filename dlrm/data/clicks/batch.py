@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.data.clicks.bags import Ids, Jagged
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.prefetch import BatchedRows
 from dlrm.distributed import World, part
 
 
@@ -39,15 +43,35 @@ class Batch(NamedTuple):
     weights: Tensor | None = None
     total_weight: Tensor | None = None
 
-    @property
-    def one_id_each(self) -> bool:
-        """Returns whether every sample has one id for each table, so that there are no lengths."""
-        return self.lengths is None
+    @classmethod
+    def from_numpy(cls, *arrays: np.ndarray | None, **others: np.ndarray | None) -> "Batch":
+        """Returns a batch of arrays, without names in the order of its fields; memory is shared."""
+        named: dict[str, Any] = {n: torch.from_numpy(a) for n, a in others.items() if a is not None}
+        tensors: Any = [None if array is None else torch.from_numpy(array) for array in arrays]
+        return cls(*tensors, **named)
 
     @property
     def num_samples(self) -> int:
         """Returns the number of samples of all processes."""
         return len(self.categorical if self.lengths is None else self.lengths)
+
+    def columns(self, spec: FeatureSpec) -> list[Ids]:
+        """Returns the ids of each table as arrays, in the form that `SplitWriter` takes."""
+        ids = self.categorical.numpy()
+        if self.lengths is None:
+            return list(ids.T)
+        lengths, columns = self.lengths.numpy(), list[Ids]()
+        tables = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
+        for table, name in enumerate(spec.categorical):
+            own, weights = tables == table, None
+            if name not in spec.lists:
+                columns.append(ids[own])
+                continue
+            if spec.lists[name].weighted:
+                factors = self.id_weights
+                weights = np.ones(own.sum(), "f4") if factors is None else factors.numpy()[own]
+            columns.append(Jagged(ids[own], lengths[:, table], weights))
+        return columns
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Returns the batch with `function` applied to each tensor that it has."""
@@ -61,52 +85,45 @@ class Batch(NamedTuple):
         """
         whole = self.num_samples
         slices = [part(whole, rank, world.size) for rank in range(world.size)]
-        sizes = [ranges.stop - ranges.start for ranges in slices]
+        sizes = [own.stop - own.start for own in slices]
         parts = min(parts, max(sizes))
         if parts <= 1:
             return [self]
         result = []
         for index in range(parts):
             cuts = [part(size, index, parts) for size in sizes]
-            bounds = [
-                (o.start + c.start, o.start + c.stop) for o, c in zip(slices, cuts, strict=True)
+            rows = [
+                slice(own.start + cut.start, own.start + cut.stop)
+                for own, cut in zip(slices, cuts, strict=True)
             ]
-            counts = tuple(end - begin for begin, end in bounds)
-            own = self._part(cuts[world.rank], bounds)
+            counts = tuple(own.stop - own.start for own in rows)
+            own = self._part(cuts[world.rank], rows)
             size = self.global_size or whole
             result.append(own._replace(global_size=size, samples_by_rank=counts))
         return result
 
     def samples(self, own: slice) -> "Batch":
         """Returns some samples of a whole batch, with their ids, as a batch of one process."""
-        return self._part(own, [(own.start, own.stop)])
+        return self._part(own, [own])
 
-    def _part(self, own: slice, bounds: Sequence[tuple[int, int]]) -> "Batch":
-        """Returns own samples, and the ids of those from `begin` to `end` for each pair."""
-        categorical, lengths, id_weights = self._ids_of(bounds)
+    def _part(self, own: slice, rows: Sequence[slice]) -> "Batch":
+        """Returns own samples, and the ids of the samples `rows` of all processes."""
+        ids = rows
+        if self.lengths is not None:
+            ends = [0, *self.lengths.sum(1, dtype=torch.int64).cumsum(0).tolist()]
+            ids = [slice(ends[some.start], ends[some.stop]) for some in rows]
         return self._replace(
             numerical=self.numerical[own],
-            categorical=categorical,
+            categorical=_joined(self.categorical, ids),
             labels=self.labels[own],
-            lengths=lengths,
-            id_weights=id_weights,
+            lengths=None if self.lengths is None else _joined(self.lengths, rows),
+            id_weights=None if self.id_weights is None else _joined(self.id_weights, ids),
             weights=None if self.weights is None else self.weights[own],
         )
 
-    def _ids_of(
-        self, bounds: Sequence[tuple[int, int]]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Ids, lengths and id weights of samples from `begin` to `end`, for each pair of them."""
-        if self.lengths is None:
-            return torch.cat([self.categorical[begin:end] for begin, end in bounds]), None, None
-        ends = [0, *self.lengths.sum(1, dtype=torch.int64).cumsum(0).tolist()]
 
-        def of_ids(values: Tensor) -> Tensor:
-            return torch.cat([values[ends[begin] : ends[end]] for begin, end in bounds])
-
-        lengths = torch.cat([self.lengths[begin:end] for begin, end in bounds])
-        weights = None if self.id_weights is None else of_ids(self.id_weights)
-        return of_ids(self.categorical), lengths, weights
+def _joined(values: Tensor, slices: Sequence[slice]) -> Tensor:
+    return torch.cat([values[some] for some in slices])
 
 
 @dataclass(frozen=True)
@@ -124,57 +141,35 @@ class Shard:
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
         samples = self.world.part(len(batch.labels))
-        categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
-        if self.tables is not None:
-            tables = list(self.tables)
-            if lengths is None:
-                categorical = categorical[:, tables]
-            else:
-                wanted = torch.zeros_like(lengths, dtype=torch.bool)
-                wanted[:, tables] = True
-                of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())
-                categorical, lengths = categorical[of_ids], lengths[:, tables]
-                id_weights = None if id_weights is None else id_weights[of_ids]
-        return Batch(
-            batch.numerical[samples],
-            categorical,
-            batch.labels[samples],
-            lengths,
-            id_weights=id_weights,
+        own = batch._replace(
+            numerical=batch.numerical[samples],
+            labels=batch.labels[samples],
             weights=None if batch.weights is None else batch.weights[samples],
-            total_weight=batch.total_weight,
+        )
+        if self.tables is None:
+            return own
+        tables, lengths, id_weights = list(self.tables), batch.lengths, batch.id_weights
+        if lengths is None:
+            return own._replace(categorical=batch.categorical[:, tables])
+        wanted = torch.zeros_like(lengths, dtype=torch.bool)
+        wanted[:, tables] = True
+        of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())
+        return own._replace(
+            categorical=batch.categorical[of_ids],
+            lengths=lengths[:, tables],
+            id_weights=None if id_weights is None else id_weights[of_ids],
         )
 
 
-class Sharded:
-    """A dataset of which one process reads its shard."""
-
-    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
-        self.dataset, self._shard = dataset, shard
-        self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
-        self.categorical_names = dataset.categorical_names
-        self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
-        self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
-        self.field_tables, self.targets = dataset.field_tables, dataset.targets
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def batch(self, index: int) -> Batch:
-        """Returns this process's shard of a batch."""
-        return self._shard.take(self.dataset.batch(index))
-
-
-class ClickDataset(Protocol):
+class ClickDataset(BatchedRows):
     """One split of a dataset.
 
     Attributes:
         table_sizes: rows of the table of each categorical feature.
         categorical_names: names of these features, in the same order.
         num_numerical: numerical features of a sample.
-        num_samples: samples in all batches together.
-        batch_size: samples of every batch but possibly the last.
-        one_id_each: whether every sample has one id for each feature; see `Batch.one_id_each`.
+        one_id_each: whether every sample has one id for each feature, so that batches have no
+            lengths.
         poolings: for each feature "sum", "mean" or "attention", if the dataset states how several
             ids of a sample become one vector, else None; None if it states none.
         field_tables: number of each feature's table; None is a table of its own for each.
@@ -185,17 +180,23 @@ class ClickDataset(Protocol):
     table_sizes: list[int]
     categorical_names: list[str]
     num_numerical: int
-    num_samples: int
-    batch_size: int
-    one_id_each: bool
-    poolings: tuple[str | None, ...] | None
-    field_tables: tuple[int, ...] | None
-    targets: tuple[int | None, ...] | None
-
-    def __len__(self) -> int:
-        """Returns the number of batches, the short last one included."""
-        ...
+    one_id_each: bool = True
+    poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
+    targets: tuple[int | None, ...] | None = None
 
     def batch(self, index: int) -> Batch:
         """Returns a batch, which depends on `index` and not on earlier reads."""
-        ...
+        raise NotImplementedError
+
+
+class Sharded(ClickDataset):
+    """A dataset of which one process reads its shard."""
+
+    def __init__(self, dataset: ClickDataset, shard: Shard) -> None:
+        vars(self).update(vars(dataset))
+        self.dataset, self._shard = dataset, shard
+
+    def batch(self, index: int) -> Batch:
+        """Returns this process's shard of a batch."""
+        return self._shard.take(self.dataset.batch(index))

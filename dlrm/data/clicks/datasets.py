@@ -1,6 +1,8 @@
 """Opens the dataset of clicks that a configuration names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,13 @@ from dlrm.data.clicks.bags import ListField
 from dlrm.data.clicks.batch import ClickDataset, Shard, Sharded
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
-from dlrm.data.clicks.synthetic import SyntheticDataset, ensure_synthetic_dataset
-from dlrm.data.prefetch import BatchedRows
+from dlrm.data.clicks.synthetic import (
+    RandomDataset,
+    SyntheticDataset,
+    each_hotness,
+    ensure_synthetic_dataset,
+)
 from dlrm.data.verification import Verifier
 
 
@@ -40,7 +45,7 @@ class Datasets:
         """Returns the words for a row of a split; a row set aside has its number in the file."""
         if split != "set_aside":
             return f"{split} row {row}"
-        assert isinstance(self.set_aside, BatchedRows)
+        assert self.set_aside is not None
         return f"train row {self.set_aside.rows(0)[0] + row} (set aside)"
 
     def rows(self) -> dict[str, int]:
@@ -60,48 +65,31 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
         ValueError: a specification breaks a rule, a file has a wrong size or is damaged, or there
             are no training rows.
     """
-    kind = DATASET_TYPES[config.dataset_type]
-    if kind in ("split", "synthetic_disk"):  # files of columns, of which a shard reads its own
-        if kind == "split":
-            verifier = _verifier(described_directory(config), config)
-            spec = _load_spec(config)
-        else:
-            spec = _synthetic_on_disk(config)
-            verifier = _verifier(spec.directory, config)
-        datasets = _split_datasets(spec, config, shard or Shard(), verifier)
-    else:
-        datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
-        if shard is not None:
-            sharded = {name: Sharded(dataset, shard) for name, dataset in datasets.named().items()}
-            datasets = Datasets(**sharded)
-    _check_rows(datasets, config)
-    return datasets
-
-
-def _check_rows(datasets: Datasets, config: DataConfig) -> None:
-    rows, share = datasets.rows(), f"--set_aside {config.set_aside}"
-    if config.set_aside and not (rows["train"] and rows["set_aside"]):
+    openers = {"split": _split, "synthetic_disk": _split, "binary": _binary}
+    opener = openers.get(DATASET_TYPES[config.dataset_type], _in_memory)
+    open_split = opener(config, shard)
+    subset, share, size = config.dataset_subset or 1.0, config.set_aside, config.test_batch_size
+    datasets = Datasets(
+        open_split("train", batch_size=config.batch_size, subset=subset, part=(0.0, 1 - share)),
+        open_split("test", batch_size=size),
+        open_split("validation", batch_size=size),
+        open_split("train", batch_size=size, part=(1 - share, 1.0)) if share else None,
+    )
+    rows = datasets.rows()
+    if share and not (rows["train"] and rows["set_aside"]):
         raise ValueError(
-            f"{share}: expected training rows to set aside and others to train on, got "
+            f"--set_aside {share}: expected training rows to set aside and others to train on, got "
             f"{rows['set_aside']:,} and {rows['train']:,} in {config.dataset}"
         )
-    if config.set_aside and rows["test"] and rows.get("validation"):
+    if share and rows["test"] and rows.get("validation"):
         raise ValueError(
-            f"{share}: expected a dataset without test or without validation rows, got "
+            f"--set_aside {share}: expected a dataset without test or without validation rows, got "
             f"{config.dataset}, whose test rows choose the best weights and whose validation rows "
             "report"
         )
     if not rows["train"]:
         raise ValueError(f"{config.dataset}: the training split has no rows")
-
-
-def described_directory(config: DataConfig) -> Path:
-    """Returns the directory of a split dataset's specification, rows and transform.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: there is no such dataset.
-    """
-    return (_dataset_directory(config) / config.feature_spec).parent
+    return datasets
 
 
 def fitted_directory(config: DataConfig) -> Path | None:
@@ -112,8 +100,66 @@ def fitted_directory(config: DataConfig) -> Path | None:
     """
     kind = DATASET_TYPES[config.dataset_type]
     if kind == "split":
-        return described_directory(config)
+        return (_dataset_directory(config) / config.feature_spec).parent
     return Path(config.dataset) if kind == "binary" and config.dataset else None
+
+
+_Opener = Callable[..., Any]  # takes a split's name, and `batch_size`, `subset` and `part`
+
+
+def _split(config: DataConfig, shard: Shard | None) -> _Opener:
+    if (directory := fitted_directory(config)) is not None:
+        verifier = _verifier(directory, config)
+        spec = _load_spec(config)
+    else:
+        spec = ensure_synthetic_dataset(
+            config.synthetic_dataset_dir,
+            _synthetic_spec(config),
+            config.synthetic_dataset_num_entries,
+            seed=config.seed,
+            ids=config.synthetic_ids,
+            fixed_lengths=config.synthetic_dataset is not None,
+        )
+        verifier = _verifier(spec.directory, config)
+    _check_manifest(spec)
+
+    def open_split(split: str, **options: Any) -> SplitDataset | None:
+        if split not in spec.splits:
+            return None
+        weights = config.sample_weights
+        return SplitDataset(spec, split, sample_weights=weights, **options)
+
+    return partial(open_split, shard=shard or Shard(), verifier=verifier)
+
+
+def _binary(config: DataConfig, shard: Shard | None) -> _Opener:
+    directory = _dataset_directory(config)
+    return partial(
+        open_binary,
+        directory,
+        num_numerical=config.num_numerical_features,
+        allow_links=config.allow_links,
+        shard=shard or Shard(),
+        verifier=_verifier(directory, config),
+    )
+
+
+def _in_memory(config: DataConfig, shard: Shard | None) -> _Opener:
+    spec, num_samples = _synthetic_spec(config), config.synthetic_dataset_num_entries
+    options: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
+    kind: type[SyntheticDataset] = RandomDataset
+    if config.dataset_type == "synthetic_gpu":
+        kind = SyntheticDataset
+        options |= {"ids": config.synthetic_ids, "device": config.device}
+        options |= {"fixed_lengths": config.synthetic_dataset is not None}
+
+    def open_split(split: str, **others: Any) -> ClickDataset | None:
+        if split == "validation":
+            return None
+        dataset = kind(spec, split, num_samples, **options, **others)
+        return dataset if shard is None else Sharded(dataset, shard)
+
+    return open_split
 
 
 def _verifier(directory: Path, config: DataConfig) -> Verifier:
@@ -124,41 +170,17 @@ def _verifier(directory: Path, config: DataConfig) -> Verifier:
     return verifier
 
 
-def _split_datasets(
-    spec: FeatureSpec, config: DataConfig, shard: Shard, verifier: Verifier
-) -> Datasets:
-    _check_manifest(spec)
-    size, subset = config.test_batch_size, config.dataset_subset or 1.0
-    weights = config.sample_weights
-    kept = 1 - config.set_aside
-    reading = shard, verifier, weights
-    train = SplitDataset(spec, "train", config.batch_size, subset, *reading, (0.0, kept))
-    test, validation = (
-        SplitDataset(spec, split, size, 1.0, *reading) if split in spec.splits else None
-        for split in ("test", "validation")
-    )
-    assert test is not None
-    aside = None
-    if config.set_aside:
-        aside = SplitDataset(spec, "train", size, 1.0, *reading, (kept, 1.0))
-    return Datasets(train, test, validation, aside)
-
-
 def _check_manifest(spec: FeatureSpec) -> None:
-    """Compares our own datasets with their manifests; `num_rows` checks the sizes of others."""
+    """Compares our own datasets with their manifests."""
     manifest = layout.read_dataset_manifest(spec.directory, spec.allow_links)
     if manifest is None:
         return
     rows = {split: spec.num_rows(split) for split in spec.splits}
-    if manifest["rows"] != rows:
-        raise ValueError(
-            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {rows}"
-        )
-    if manifest["cardinalities"] != spec.cardinalities:
-        raise ValueError(
-            f"{spec.path}: expected the cardinalities of the manifest, "
-            f"{manifest['cardinalities']}, got {spec.cardinalities}"
-        )
+    for name, got in (("rows", rows), ("cardinalities", spec.cardinalities)):
+        if manifest[name] != got:
+            raise ValueError(
+                f"{spec.path}: expected the {name} of the manifest, {manifest[name]}, got {got}"
+            )
 
 
 def _load_spec(config: DataConfig) -> FeatureSpec:
@@ -191,79 +213,14 @@ def _dataset_directory(config: DataConfig) -> Path:
     return directory
 
 
-def _open_binary(config: DataConfig) -> Datasets:
-    directory = _dataset_directory(config)
-    verifier = _verifier(directory, config)
-    kept, whole = 1 - config.set_aside, (0.0, 1.0)
-    train, test, validation, aside = (
-        open_binary(
-            directory,
-            split,
-            config.num_numerical_features,
-            size,
-            subset,
-            verifier,
-            config.allow_links,
-            part,
-        )
-        for split, size, subset, part in (
-            ("train", config.batch_size, config.dataset_subset or 1.0, (0.0, kept)),
-            ("test", config.test_batch_size, 1.0, whole),
-            ("validation", config.test_batch_size, 1.0, whole),
-            ("train", config.test_batch_size, 1.0, (kept, 1.0)),
-        )
-    )
-    assert train is not None
-    assert test is not None
-    return Datasets(train, test, validation, aside if config.set_aside else None)
-
-
-def _open_in_memory(config: DataConfig) -> Datasets:
-    spec = _synthetic_spec(config)
-    options: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
-    kind: type[SyntheticDataset] = RandomDataset
-    if config.dataset_type == "synthetic_gpu":
-        kind = SyntheticDataset
-        options |= {"ids": config.synthetic_ids, "device": config.device}
-        options |= {"fixed_lengths": config.synthetic_dataset is not None}
-    num_samples, subset = config.synthetic_dataset_num_entries, config.dataset_subset or 1.0
-    train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **options)
-    test = kind(spec, "test", num_samples, config.test_batch_size, **options)
-    return Datasets(train, test)
-
-
-def _synthetic_on_disk(config: DataConfig) -> FeatureSpec:
-    return ensure_synthetic_dataset(
-        config.synthetic_dataset_dir,
-        _synthetic_spec(config),
-        config.synthetic_dataset_num_entries,
-        seed=config.seed,
-        ids=config.synthetic_ids,
-        fixed_lengths=config.synthetic_dataset is not None,
-    )
-
-
 def _synthetic_spec(config: DataConfig) -> FeatureSpec:
     if config.synthetic_dataset_use_feature_spec:
         return _load_spec(config)
-    num_numerical = config.synthetic_dataset_numerical_features
+    num_numerical, sizes = config.synthetic_dataset_numerical_features, config.synthetic_sizes
     if num_numerical is None:
         num_numerical = config.num_numerical_features
-    sizes, hotness = config.synthetic_sizes, config.synthetic_hotness
-    spec = FeatureSpec.default(config.synthetic_dataset_dir, num_numerical, sizes)
-    if hotness is None or config.dataset_type != "synthetic_disk":
-        return spec
-    longest = hotness * len(sizes) if len(hotness) == 1 else hotness
-    if len(longest) != len(sizes):
-        raise ValueError(
-            f"--synthetic_dataset_hotness: expected one number, or one for each of {len(sizes)} "
-            f"tables, got {len(longest)}"
-        )
-    lists = {
-        name: ListField(most)
-        for name, most in zip(spec.categorical, longest, strict=True)
-        if most > 1
-    }
-    cardinalities = dict(zip(spec.categorical, sizes, strict=True))
-    numerical, splits = spec.numerical, spec.splits
-    return FeatureSpec.named(spec.path, spec.label, numerical, cardinalities, splits, lists=lists)
+    lists = dict[int, ListField]()
+    if config.synthetic_hotness is not None and config.dataset_type == "synthetic_disk":
+        longest = enumerate(each_hotness(config.synthetic_hotness, len(sizes)))
+        lists = {table: ListField(most) for table, most in longest if most > 1}
+    return FeatureSpec.default(config.synthetic_dataset_dir, num_numerical, sizes, lists=lists)

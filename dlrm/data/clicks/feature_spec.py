@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -26,7 +26,7 @@ from dlrm.files import check_relative, within, write_atomically
 from dlrm.limits import check_features
 
 CHANNELS = ("categorical", "numerical", "label")
-_REQUIRED_SPLITS, _OPTIONAL_SPLITS = {"train", "test"}, {"validation"}
+_SECTIONS = ("feature_spec", "source_spec", "channel_spec", "metadata")
 _VALIDATION_FOLDERS = ("validation", "val")  # what we and NVIDIA call it, and NVIDIA in 2020
 
 
@@ -56,10 +56,95 @@ class FeatureSpec:
     allow_links: bool = False
 
     def __post_init__(self) -> None:
-        _check_sections(self)
-        _check_channels(self)
-        _check_features(self)
-        _check_splits(self)
+        channels, splits = self.channel_spec, self.source_spec
+        expected = "the splits train and test, and possibly validation"
+        known = {"train", "test"} <= set(splits) <= set(layout.SPLITS)
+        self._require(known, "source_spec", expected, sorted(splits))
+        valid = set(channels) == set(CHANNELS) and all(map(is_list_of_text, channels.values()))
+        valid = valid and len(channels["label"]) == 1
+        expected = "categorical, numerical and label, with one label"
+        self._require(valid, "channel_spec", expected, channels)
+        inputs = [*self.numerical, *self.categorical]
+        expected = "at least one numerical or categorical feature"
+        self._require(inputs, "channel_spec", expected, channels)
+        self._require_each_once("channel_spec", [*inputs, self.label])
+        self._check_dtype(self.label, layout.LABEL_DTYPE)
+        for name in self.numerical:
+            self._check_dtype(name, layout.NUMERICAL_DTYPE)
+        for name in self.categorical:
+            self._check_categorical(name)
+        self._check_tables()
+        for split, chunks in splits.items():
+            where = f"source_spec {split}"
+            self._require(isinstance(chunks, list), where, "a list of chunks", chunks)
+            for number, chunk in enumerate(chunks):
+                self._check_chunk(f"{where} chunk {number}", chunk)
+            self._require_each_once(where, [n for chunk in chunks for n in chunk["features"]])
+
+    def _require(self, holds: object, where: str, expected: str, got: object) -> None:
+        if not holds:
+            raise ValueError(f"{self.path}: {where}: expected {expected}, got {brief(got)}")
+
+    def _require_each_once(self, where: str, names: Sequence[str]) -> None:
+        counts, features = Counter(names), self.feature_spec
+        missing = [name for name in features if name not in counts]
+        wrong = [name for name in counts if name not in features or counts[name] > 1]
+        if missing or wrong:
+            raise ValueError(
+                f"{self.path}: {where}: expected every feature once; missing {brief(missing)}, "
+                f"unknown or repeated {brief(wrong)}"
+            )
+
+    def _check_dtype(self, name: str, expected: np.dtype | None = None) -> np.dtype:
+        facts, where = self.feature_spec[name], f"feature {name}"
+        try:
+            dtype = np.dtype(facts["dtype"] + "")  # no list, map or None, which numpy takes, too
+        except (KeyError, TypeError, ValueError, SyntaxError):
+            self._require(False, where, "a numpy dtype", facts)
+            raise
+        self._require(expected in (None, dtype), where, f"dtype {expected}", str(dtype))
+        return dtype
+
+    def _check_categorical(self, name: str) -> None:
+        dtype, where = self._check_dtype(name), f"feature {name}"
+        facts = self.feature_spec[name]
+        table, size = facts.get("table"), cast(int, facts.get("cardinality"))
+        self._require(type(size) is int and size >= 1, where, "a cardinality >= 1", size)
+        fits = dtype.kind == "i" and size - 1 <= np.iinfo(dtype).max
+        self._require(fits, where, f"a signed integer dtype for {size} ids", str(dtype))
+        self._require(table is None or isinstance(table, str), f"{where}: table", "a name", table)
+        if "list" in facts:
+            ListField.from_dict(facts["list"], f"{self.path}: {where}: list: ")
+
+    def _check_tables(self) -> None:
+        tables, first = self.shared_tables, dict[str, str]()
+        for name, table in tables.items():
+            other = first.setdefault(table, name)
+            size, rows = (self.feature_spec[n]["cardinality"] for n in (name, other))
+            expected = f"the cardinality of {other}, {rows}, which shares table {table!r}"
+            self._require(size == rows, f"feature {name}", expected, size)
+        for name, own in self.lists.items():
+            if (target := own.target) is not None:
+                table = tables.get(name, "")
+                holds = bool(table) and tables.get(target) == table and target not in self.lists
+                expected = f"a feature of table {table!r} with one id a row"
+                self._require(holds, f"feature {name}: target", expected, target)
+
+    def _check_chunk(self, where: str, chunk: dict[str, Any]) -> None:
+        valid = isinstance(chunk, dict) and {"type", "features", "files"} <= set(chunk)
+        valid = valid and all(is_list_of_text(chunk[name]) for name in ("features", "files"))
+        self._require(valid, where, "type, features and files", chunk)
+        features, files = chunk["features"], chunk["files"]
+        alone = len(features) == 1 and features[0] not in self.numerical
+        valid = alone or bool(features and features == self.numerical)
+        expected = "the label, one categorical feature, or all numerical ones in channel order"
+        self._require(valid, where, expected, features)
+        field = self.lists.get(features[0])
+        kind, count = ("split_binary", 1) if field is None else (bags.CHUNK, 3 + field.weighted)
+        expected = f"type {kind} and {count} file{'s' * (count > 1)}"
+        self._require((chunk["type"], len(files)) == (kind, count), where, expected, chunk)
+        for file in files:
+            check_relative(file, self.path)
 
     @classmethod
     def load(cls, path: str | os.PathLike, allow_links: bool = False) -> "FeatureSpec":
@@ -83,18 +168,16 @@ class FeatureSpec:
         cardinalities: Sequence[int],
         splits: Sequence[str] = ("train", "test"),
         metadata: dict[str, Any] | None = None,
+        lists: Mapping[int, ListField] | None = None,
     ) -> "FeatureSpec":
         """Describes a dataset with NVIDIA's default feature and file names; see `named`."""
         check_features("--num_numerical_features", num_numerical)
         check_features("number of tables", len(cardinalities))
-        return cls.named(
-            Path(directory) / layout.FEATURE_SPEC,
-            layout.LABEL,
-            [layout.numerical_name(i) for i in range(num_numerical)],
-            {layout.categorical_name(i): int(size) for i, size in enumerate(cardinalities)},
-            splits,
-            metadata,
-        )
+        label, numerical, names = layout.default_names(num_numerical, len(cardinalities))
+        sizes = dict(zip(names, map(int, cardinalities), strict=True))
+        path = Path(directory) / layout.FEATURE_SPEC
+        fields = {names[table]: field for table, field in (lists or {}).items()}
+        return cls.named(path, label, numerical, sizes, splits, metadata, fields)
 
     @classmethod
     def named(
@@ -112,49 +195,46 @@ class FeatureSpec:
 
         Args:
             path: the specification (nothing is written; see `save`).
-            label: name of the label.
-            numerical: names of the numerical features, in the order of the model's inputs.
+            numerical: names of features in the order of the model's inputs.
             cardinalities: categorical feature -> rows of its table, in that order too.
-            splits: "train" and "test", and possibly "validation".
-            metadata: stored as it is.
             lists: the categorical features with several ids a row.
             tables: the categorical features that share tables, with the names of these.
         """
-        lists = lists or {}
-        features: dict[str, dict[str, Any]] = {
-            name: {"dtype": str(layout.id_dtype(size)), "cardinality": size}
-            for name, size in cardinalities.items()
-        }
-        for name, list_field in lists.items():
-            features[name]["list"] = list_field.to_dict()
-        for name, table in (tables or {}).items():
-            features[name]["table"] = table
+        lists, tables = lists or {}, tables or {}
+        chunks = [(list(numerical), [layout.NUMERICAL_FILE])] if numerical else []
+        chunks.append(([label], [layout.LABEL_FILE]))
+        features: dict[str, dict[str, Any]] = {}
+        for number, (name, size) in enumerate(cardinalities.items()):
+            features[name] = {"dtype": str(layout.id_dtype(size)), "cardinality": size}
+            files = [layout.categorical_name(number)]
+            if name in lists:
+                features[name]["list"] = lists[name].to_dict()
+                files = bags.file_names(number, lists[name].weighted)
+            if name in tables:
+                features[name]["table"] = tables[name]
+            chunks.append(([name], files))
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
-        channels = {
-            "categorical": list(cardinalities),
-            "numerical": list(numerical),
-            "label": [label],
+        sources = {
+            split: [
+                {
+                    "type": "split_binary" if len(files) == 1 else bags.CHUNK,
+                    "features": [*names],
+                    "files": [f"{split}/{file}" for file in files],
+                }
+                for names, files in chunks
+            ]
+            for split in splits
         }
-        return cls(
-            feature_spec=features,
-            source_spec={split: _default_chunks(split, channels, lists) for split in splits},
-            channel_spec=channels,
-            metadata=metadata or {},
-            path=path,
-        )
+        channels = {"categorical": [*cardinalities], "numerical": [*numerical], "label": [label]}
+        return cls(features, sources, channels, metadata or {}, path)
 
     def save(self) -> None:
         """Writes the four sections to `path`, without validation if its directory describes it."""
         sources = dict(self.source_spec)
         if sources.get("validation") == _moved(sources["train"], _VALIDATION_FOLDERS[0]):
             del sources["validation"]
-        sections = {
-            "feature_spec": self.feature_spec,
-            "source_spec": sources,
-            "channel_spec": self.channel_spec,
-            "metadata": self.metadata,
-        }
+        sections = {name: getattr(self, name) for name in _SECTIONS} | {"source_spec": sources}
         write_atomically(self.path, yaml.safe_dump(sections, sort_keys=False))
 
     @property
@@ -205,13 +285,10 @@ class FeatureSpec:
     @property
     def field_tables(self) -> tuple[int, ...] | None:
         """Number of each categorical feature's table; None if no table has several features."""
-        shared, numbers = self.shared_tables, dict[tuple[str, bool], int]()
-        for name in self.categorical:
-            key = (shared.get(name, name), name in shared)
-            numbers.setdefault(key, len(numbers))
-        if len(numbers) == len(self.categorical):
-            return None
-        return tuple(numbers[shared.get(name, name), name in shared] for name in self.categorical)
+        shared = self.shared_tables
+        keys = [(shared.get(name, name), name in shared) for name in self.categorical]
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        return None if len(numbers) == len(keys) else tuple(numbers[key] for key in keys)
 
     @property
     def poolings(self) -> tuple[str | None, ...] | None:
@@ -220,23 +297,21 @@ class FeatureSpec:
         If all lists have the same pooling, features with one id per row, which no pooling changes,
         get it too.
         """
-        said = {field.pooling for field in self.lists.values()}
-        if said <= {None}:
+        poolings = {name: field.pooling for name, field in self.lists.items()}
+        different = set(poolings.values())
+        if different <= {None}:
             return None
-        if len(said) == 1 and said != {bags.ATTENTION}:
-            return tuple(said) * len(self.categorical)
-        of_lists = {name: field.pooling for name, field in self.lists.items()}
-        return tuple(of_lists.get(name) for name in self.categorical)
+        if len(different) == 1 and different != {bags.ATTENTION}:
+            return tuple(different) * len(self.categorical)
+        return tuple(poolings.get(name) for name in self.categorical)
 
     @property
     def targets(self) -> tuple[int | None, ...] | None:
         """Feature of each attended feature's candidate, by number; None if none is attended."""
-        of_lists = {name: field.target for name, field in self.lists.items()}
-        if not any(of_lists.values()):
-            return None
+        targets = {name: field.target for name, field in self.lists.items() if field.target}
         numbers = {name: number for number, name in enumerate(self.categorical)}
-        named = (of_lists.get(name) for name in self.categorical)
-        return tuple(None if target is None else numbers[target] for target in named)
+        every = tuple(numbers.get(targets.get(name, "")) for name in self.categorical)
+        return every if targets else None
 
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""
@@ -244,75 +319,42 @@ class FeatureSpec:
 
     def file(self, split: str, feature: str) -> Path:
         """Returns the file that holds a feature of a split (the numerical features share one)."""
-        return self._files(split, feature)[0]
+        return self.files(split, feature)[0]
 
     def list_files(self, split: str, feature: str) -> ListFiles:
         """Returns the files of a feature of `lists`."""
-        return ListFiles(*self._files(split, feature))
+        return ListFiles(*self.files(split, feature))
+
+    def files(self, split: str, feature: str) -> list[Path]:
+        """Returns the files that hold a feature of a split; several for a feature of `lists`."""
+        if split not in self.source_spec:
+            raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
+        if (names := self._file_names.get((split, feature))) is None:
+            raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
+        return [self._within(name) for name in names]
+
+    @cached_property
+    def _file_names(self) -> dict[tuple[str, str], list[str]]:
+        return {
+            (split, name): chunk["files"]
+            for split, chunks in self.source_spec.items()
+            for chunk in chunks
+            for name in chunk["features"]
+        }
 
     def weights_file(self, split: str) -> Path | None:
         """Returns the file of the sample weights of a split; None if it has none."""
-        path = self.file(split, self.label).with_name(layout.WEIGHT_FILE)
-        if not path.is_file():
-            return None
-        return self._within(os.path.relpath(path, self.directory))
-
-    def _files(self, split: str, feature: str) -> list[Path]:
-        if split not in self.source_spec:
-            raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
-        if feature not in self._names[split]:
-            raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
-        return [self._within(name) for name in self._names[split][feature]]
-
-    @cached_property
-    def _names(self) -> dict[str, dict[str, list[str]]]:
-        """The names of the files of each feature, by split."""
-        return {
-            split: {name: chunk["files"] for chunk in chunks for name in chunk["features"]}
-            for split, chunks in self.source_spec.items()
-        }
+        label = Path(self._file_names[split, self.label][0])
+        name = label.with_name(layout.WEIGHT_FILE).as_posix()
+        return self._within(name) if (self.directory / name).is_file() else None
 
     def num_rows(self, split: str) -> int:
-        """Returns the number of samples of a split, after checking the size of every file.
+        """Returns the number of samples of a split, by the size of its label file.
 
         Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file does not have as many rows as the label file.
+            FileNotFoundError: it is missing.
         """
-        rows = _size(self.file(split, self.label))
-        for chunk in self.source_spec[split]:
-            if chunk["type"] != bags.CHUNK:
-                width = sum(self.dtype(name).itemsize for name in chunk["features"])
-                layout.check_rows(self._within(chunk["files"][0]), rows, width)
-        for name in self.lists:
-            self._check_list(split, name, rows)
-        return rows
-
-    def _check_list(self, split: str, name: str, rows: int) -> None:
-        """Raises ValueError if the files of a list field do not match."""
-        files, list_field = self.list_files(split, name), self.lists[name]
-
-        def check(path: Path, count: int, of: str, dtype: np.dtype) -> None:
-            if (size := _size(path)) != count * dtype.itemsize:
-                raise ValueError(
-                    f"{path}: expected {count * dtype.itemsize} bytes ({count} {of} of "
-                    f"{dtype.itemsize} bytes), got {size}"
-                )
-
-        check(files.lengths, rows, "lengths, one a row,", list_field.lengths_dtype)
-        check(files.starts, bags.num_starts(rows), "starts", bags.STARTS_DTYPE)
-        with open(files.starts, "rb") as file:
-            file.seek(-bags.STARTS_DTYPE.itemsize, os.SEEK_END)
-            total = int(np.frombuffer(file.read(), bags.STARTS_DTYPE)[0])
-        most = list_field.max_length
-        if not 0 <= total <= rows * most:
-            raise ValueError(
-                f"{files.starts}: expected up to {rows * most} ids ({rows} rows of up to {most}), "
-                f"got {total}"
-            )
-        check(files.values, total, "ids", self.dtype(name))
-        if files.weights is not None:
-            check(files.weights, total, "weights", bags.WEIGHTS_DTYPE)
+        return _size(self.file(split, self.label))
 
     def _within(self, name: str) -> Path:
         return within(self.directory, name, self.path, self.allow_links)
@@ -328,39 +370,21 @@ def read_sections(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such feature specification")
     sections = read_yaml(path)
-    expected = {"feature_spec", "source_spec", "channel_spec", "metadata"}
-    if not expected - {"metadata"} <= set(sections) <= expected:
+    if not set(_SECTIONS[:3]) <= set(sections) <= set(_SECTIONS):
         listed = brief(sorted(map(str, sections)))
-        raise ValueError(f"{path}: expected the sections {sorted(expected)}, got {listed}")
+        raise ValueError(f"{path}: expected the sections {sorted(_SECTIONS)}, got {listed}")
     sections["metadata"] = sections.get("metadata") or {}
-    for name in expected:
-        if not isinstance(sections[name], dict):
-            raise ValueError(f"{path}: section {name}: expected a map, got {brief(sections[name])}")
-        if wrong := [key for key in sections[name] if not isinstance(key, str)]:
+    for name, section in sections.items():
+        if not isinstance(section, dict) or not all(isinstance(key, str) for key in section):
             raise ValueError(
-                f"{path}: section {name}: expected texts as names, got {brief(wrong[0])}"
+                f"{path}: section {name}: expected a map with texts as keys, got {brief(section)}"
             )
     return sections
 
 
-def _default_chunks(
-    folder: str, channels: dict[str, list[str]], lists: Mapping[str, ListField]
-) -> list[dict]:
-    chunks = [(channels["numerical"], [layout.NUMERICAL_FILE])] if channels["numerical"] else []
-    chunks += [(channels["label"], [layout.LABEL_FILE])]
-    for i, name in enumerate(channels["categorical"]):
-        of_lists = lists.get(name)
-        one_file = [layout.categorical_name(i)]
-        names = one_file if of_lists is None else bags.file_names(i, of_lists.weighted)
-        chunks.append(([name], names))
-    return [
-        {
-            "type": "split_binary" if len(files) == 1 else bags.CHUNK,
-            "features": list(features),
-            "files": [f"{folder}/{file}" for file in files],
-        }
-        for features, files in chunks
-    ]
+def is_list_of_text(value: Any) -> bool:
+    """Returns whether a value is a list of strings, or empty."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
@@ -369,16 +393,22 @@ def _from_model_size(directory: Path, allow_links: bool) -> FeatureSpec:
     NVIDIA's writer and reader differed by one in the cardinality at which ids need a wider type, so
     the width is taken from the files.
     """
-    cardinalities = layout.read_model_size(directory)
-    rows = _size(directory / "train" / layout.LABEL_FILE)
-    num_numerical = _width(directory / "train" / layout.NUMERICAL_FILE, rows) // 2 if rows else 0
-    spec = FeatureSpec.default(directory, num_numerical, cardinalities)
-    spec = replace(spec, allow_links=allow_links)
-    features = dict(spec.feature_spec)
+    cardinalities, train = layout.read_model_size(directory), directory / "train"
+    rows = _size(train / layout.LABEL_FILE)
+
+    def width(name: str) -> int:
+        size = _size(train / name) if rows else 0
+        if rows and (size % rows or not size):
+            raise ValueError(
+                f"{train / name}: {size} bytes are no whole number of bytes for each of {rows} rows"
+            )
+        return size // max(rows, 1)
+
+    spec = FeatureSpec.default(directory, width(layout.NUMERICAL_FILE) // 2, cardinalities)
     for name in spec.categorical:
-        width = _width(spec.file("train", name), rows)
-        features[name] = {**features[name], "dtype": f"int{8 * width}"} if width else features[name]
-    return _with_validation(replace(spec, feature_spec=features))
+        if num_bytes := width(name):
+            spec.feature_spec[name]["dtype"] = f"int{8 * num_bytes}"
+    return _with_validation(replace(spec, allow_links=allow_links))
 
 
 def _with_validation(spec: FeatureSpec) -> FeatureSpec:
@@ -392,183 +422,17 @@ def _with_validation(spec: FeatureSpec) -> FeatureSpec:
 
 def _moved(train: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Returns the chunks of train/ moved to another directory; none if they are not in train/."""
-    parts = [[Path(file).parts for file in chunk["files"]] for chunk in train]
-    if not all(len(names) > 1 and names[0] == "train" for files in parts for names in files):
-        return []
-    return [
-        {**chunk, "files": [Path(folder, *names[1:]).as_posix() for names in files]}
-        for chunk, files in zip(train, parts, strict=True)
-    ]
-
-
-def _width(file: Path, rows: int) -> int:
-    size = _size(file)
-    if rows and (size % rows or not size):
-        raise ValueError(
-            f"{file}: {size} bytes are no whole number of bytes for each of {rows} rows"
-        )
-    return size // rows if rows else 0
+    moved = []
+    for chunk in train:
+        names = [Path(file).parts for file in chunk["files"]]
+        if any(len(parts) < 2 or parts[0] != "train" for parts in names):
+            return []
+        files = [Path(folder, *parts[1:]).as_posix() for parts in names]
+        moved.append({**chunk, "files": files})
+    return moved
 
 
 def _size(file: Path) -> int:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: missing")
     return file.stat().st_size
-
-
-def _fail(spec: FeatureSpec, message: str) -> None:
-    raise ValueError(f"{spec.path}: {message}")
-
-
-def is_list_of_text(value: Any) -> bool:
-    """Returns whether a value is a list of strings, or empty."""
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _check_sections(spec: FeatureSpec) -> None:
-    splits = set(spec.source_spec)
-    if not _REQUIRED_SPLITS <= splits <= _REQUIRED_SPLITS | _OPTIONAL_SPLITS:
-        _fail(
-            spec,
-            "source_spec: expected the splits train and test, and possibly validation, "
-            f"got {brief(sorted(splits))}",
-        )
-    if set(spec.channel_spec) != set(CHANNELS):
-        _fail(
-            spec,
-            f"channel_spec: expected the channels {list(CHANNELS)}, got "
-            f"{brief(list(spec.channel_spec))}",
-        )
-    for channel, names in spec.channel_spec.items():
-        if not is_list_of_text(names):
-            _fail(spec, f"channel {channel}: expected a list of feature names, got {brief(names)}")
-
-
-def _check_channels(spec: FeatureSpec) -> None:
-    if len(spec.channel_spec["label"]) != 1:
-        _fail(spec, f"channel label: expected one feature, got {brief(spec.channel_spec['label'])}")
-    used = [name for names in spec.channel_spec.values() for name in names]
-    if repeated := [name for name, count in Counter(used).items() if count > 1]:
-        _fail(spec, f"channel_spec: features used twice: {brief(repeated)}")
-    if set(used) != set(spec.feature_spec):
-        _fail(
-            spec,
-            "feature_spec and channel_spec name different features: only in feature_spec "
-            f"{brief(sorted(set(spec.feature_spec) - set(used)))}, only in channel_spec "
-            f"{brief(sorted(set(used) - set(spec.feature_spec)))}",
-        )
-    if not spec.numerical and not spec.categorical:
-        _fail(spec, "channel_spec: expected at least one numerical or categorical feature")
-
-
-def _check_features(spec: FeatureSpec) -> None:
-    for name, facts in spec.feature_spec.items():
-        try:
-            dtype = np.dtype(facts["dtype"] + "")  # no list, map or None, which numpy takes, too
-        except (KeyError, TypeError, ValueError, SyntaxError, AttributeError):
-            _fail(spec, f"feature {name}: expected a numpy dtype, got {brief(facts)}")
-        if name in spec.categorical:
-            size = facts.get("cardinality")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(
-                    f"{spec.path}: feature {name}: expected a cardinality >= 1, got {brief(size)}"
-                )
-            if dtype.kind != "i":
-                _fail(spec, f"feature {name}: expected a signed integer dtype, got {dtype}")
-            if size - 1 > np.iinfo(dtype).max:
-                _fail(spec, f"feature {name}: cardinality {size} does not fit dtype {dtype}")
-            try:
-                ListField.from_dict(facts.get("list", {"max_length": 1}))
-            except ValueError as error:
-                _fail(spec, f"feature {name}: {error}")
-            _check_table(spec, name)
-            if name in spec.lists:
-                _check_target(spec, name)
-        expected = {
-            **dict.fromkeys(spec.numerical, layout.NUMERICAL_DTYPE),
-            spec.label: layout.LABEL_DTYPE,
-        }
-        if name in expected and dtype != expected[name]:
-            _fail(spec, f"feature {name}: expected dtype {expected[name]}, got {dtype}")
-
-
-def _check_table(spec: FeatureSpec, name: str) -> None:
-    """Checks the name of a feature's table, and its rows against those of its other features."""
-    table = spec.feature_spec[name].get("table")
-    if table is not None and not isinstance(table, str):
-        _fail(spec, f"feature {name}: table: expected a name, got {brief(table)}")
-    size = spec.feature_spec[name]["cardinality"]
-    for other in spec.categorical if table is not None else ():
-        facts = spec.feature_spec[other]
-        if facts.get("table") == table and facts.get("cardinality") != size:
-            found = brief(facts.get("cardinality"))
-            _fail(
-                spec,
-                f"feature {name}: expected the cardinality of {other}, {found}, which shares table "
-                f"{table!r}, got {size}",
-            )
-
-
-def _check_target(spec: FeatureSpec, name: str) -> None:
-    """Checks the candidate of an attended feature."""
-    target = spec.lists[name].target
-    if target is None:
-        return
-    own = spec.feature_spec[name].get("table")
-    there = spec.feature_spec.get(target, {}) if target in spec.categorical else {}
-    if target in spec.lists or own is None or there.get("table") != own:
-        _fail(
-            spec,
-            f"feature {name}: target: expected a feature of table {brief(own)} with one id a row, "
-            f"got {brief(target)}",
-        )
-
-
-def _check_splits(spec: FeatureSpec) -> None:
-    for split, chunks in spec.source_spec.items():
-        if not isinstance(chunks, list):
-            _fail(spec, f"source_spec {split}: expected a list of chunks, got {brief(chunks)}")
-        covered: list[str] = []
-        for number, chunk in enumerate(chunks):
-            where = f"source_spec {split} chunk {number}"
-            _check_chunk(spec, chunk, where)
-            covered += chunk["features"]
-        counts = Counter(covered)
-        missing = sorted(set(spec.feature_spec) - set(counts))
-        wrong = sorted(n for n in counts if n not in spec.feature_spec or counts[n] > 1)
-        if missing or wrong:
-            _fail(
-                spec,
-                f"source_spec {split}: expected every feature once; missing {brief(missing)}, "
-                f"unknown or repeated {brief(wrong)}",
-            )
-
-
-def _check_chunk(spec: FeatureSpec, chunk: Any, where: str) -> None:
-    if not isinstance(chunk, dict) or not {"type", "features", "files"} <= set(chunk):
-        _fail(spec, f"{where}: expected type, features and files, got {brief(chunk)}")
-    features, files = chunk["features"], chunk["files"]
-    if not is_list_of_text(features) or not features:
-        _fail(spec, f"{where}: expected one feature or more, got {brief(features)}")
-    of_list = features[0] in spec.lists
-    expected = bags.CHUNK if of_list else "split_binary"
-    if chunk["type"] != expected:
-        _fail(spec, f"{where}: expected type {expected}, got {brief(chunk['type'])}")
-    count = 3 + spec.lists[features[0]].weighted if of_list else 1
-    if not is_list_of_text(files) or len(files) != count:
-        wanted = f"{count} files" if of_list else "one file"
-        _fail(spec, f"{where}: expected {wanted}, got {brief(files)}")
-    for file in files:
-        check_relative(file, spec.path)
-    if set(features) & set(spec.numerical):
-        if features != spec.numerical:
-            _fail(
-                spec,
-                f"{where}: expected all numerical features in channel order, "
-                f"{brief(spec.numerical)}, got {brief(features)}",
-            )
-    elif len(features) != 1:
-        _fail(
-            spec,
-            f"{where}: expected the label or one categorical feature alone, got {brief(features)}",
-        )

@@ -10,6 +10,7 @@ and serving run without torch.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from dlrm.data.clicks.names import (
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
+from dlrm.mapped_files import map_file
 
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
@@ -65,20 +67,51 @@ def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
 
 
-def check_rows(path: Path, rows: int, width: int) -> None:
-    """Checks that a file has a number of bytes for each row of the label file.
+def map_rows(
+    path: Path,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    what: str = "rows, as the label file has,",
+) -> np.ndarray:
+    """Returns an array over a file.
+
+    Args:
+        what: items along the first dimension, for messages.
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: it has another size.
+        FileNotFoundError, ValueError: the file is missing, or has another size than `shape` needs.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: missing")
+    rows, width = shape[0], dtype.itemsize * math.prod(shape[1:])
     if (size := path.stat().st_size) != rows * width:
         raise ValueError(
-            f"{path}: expected {rows * width} bytes ({rows} rows, as the label file has, of "
-            f"{width} bytes), got {size}"
+            f"{path}: expected {rows * width} bytes ({rows} {what} of {width} bytes), got {size}"
         )
+    return map_file(path, dtype, shape)
+
+
+def map_binary_rows(path: Path, num_numerical: int, num_tables: int, flag: str) -> np.ndarray:
+    """Returns the rows of a file of NVIDIA's "binary" datasets, little-endian words of four bytes.
+
+    They are the label as int32, the numericals as float32 (already transformed), the ids as int32.
+
+    Args:
+        flag: the flag of `num_numerical`, which the file does not state, for messages.
+
+    Raises:
+        FileNotFoundError, ValueError: the file is missing, or has no whole number of rows.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    width, size = 1 + num_numerical + num_tables, path.stat().st_size
+    if size % (4 * width):
+        raise ValueError(
+            f"{path}: expected a multiple of {4 * width} bytes (a label, {num_numerical} numerical "
+            f"and {num_tables} categorical features of 4 bytes each), got {size}: truncated, or "
+            f"{flag} is wrong"
+        )
+    return map_file(path, np.dtype("<i4"), (size // (4 * width), width))
 
 
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:
@@ -103,7 +136,7 @@ def read_model_size(directory: Path) -> list[int]:
     path = directory / MODEL_SIZE
     sizes = read_json(path)
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        if type(size) is not int or size < 0:
             raise ValueError(
                 f"{path}: entry {name}: expected a greatest id of 0 or more, got {brief(size)}"
             )
@@ -136,15 +169,8 @@ def read_dataset_manifest(directory: Path, allow_links: bool = False) -> dict[st
     a manifest can only be NVIDIA's; readers check its sizes against the feature specification.
 
     Raises:
-        FileNotFoundError, ValueError: the manifest lacks an entry, or does not match the files.
+        FileNotFoundError, ValueError: it does not match the files.
     """
     if not (directory / MANIFEST).exists():
         return None
-    manifest = read_manifest(directory, KIND, allow_links=allow_links)
-    for name, kind in (("rows", dict), ("cardinalities", list), ("transform", dict)):
-        if not isinstance(manifest.get(name), kind):
-            raise ValueError(
-                f"{directory / MANIFEST}: entry {name}: expected a {kind.__name__}, got "
-                f"{brief(manifest.get(name))}"
-            )
-    return manifest
+    return read_manifest(directory, KIND, allow_links=allow_links)

@@ -45,11 +45,7 @@ def default_names(num_numerical: int, num_categorical: int) -> tuple[str, list[s
 
 
 def check_spec_name(name: str) -> None:
-    """Refuses a name under which no specification can be written into a dataset.
-
-    Raises:
-        ValueError: it is not a plain file name, or is taken by another file of the dataset.
-    """
+    """Raises ValueError for a name under which no specification can be written into a dataset."""
     if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
         raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
     if name in (MANIFEST, MODEL_SIZE, TRANSFORM, *SPLITS):

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import WEIGHTS_DTYPE, Jagged
-from dlrm.data.clicks.batch import Batch
+from dlrm.data.clicks.bags import WEIGHTS_DTYPE
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.prefetch import BatchedRows
 from dlrm.files import check_owned, staged_directory
 from dlrm.limits import check_disk
 
@@ -23,7 +22,7 @@ _ROWS_PER_WRITE = 65536
 _IDS_PER_BLOCK = 8192
 
 
-class SyntheticDataset(BatchedRows):
+class SyntheticDataset(ClickDataset):
     """Random samples: numericals uniform in [0, 1), labels 0 or 1 with even odds.
 
     Uniform ids cover each whole table. Power-law ids follow a Zipf-like law: the probability of id
@@ -42,15 +41,11 @@ class SyntheticDataset(BatchedRows):
             the specification's lists or, if it has none, batches without lengths, with one id for
             each table.
         fixed_lengths: whether every bag has the maximum number of ids.
-        subset: fraction of the batches to use.
+        rows: `subset` and `part`, see `BatchedRows`.
 
     Raises:
         ValueError: a table is too large, or the hotness has another number of tables.
     """
-
-    poolings: tuple[str | None, ...] | None = None
-    field_tables: tuple[int, ...] | None = None
-    targets: tuple[int | None, ...] | None = None
 
     def __init__(
         self,
@@ -64,11 +59,10 @@ class SyntheticDataset(BatchedRows):
         hotness: Sequence[int] | None = None,
         fixed_lengths: bool = False,
         device: str | torch.device = "cpu",
-        subset: float = 1.0,
+        **rows: Any,
     ) -> None:
-        super().__init__(num_samples, batch_size, subset)
-        self.table_sizes = spec.cardinalities
-        self.categorical_names = list(spec.categorical)
+        super().__init__(num_samples, batch_size, **rows)
+        self.table_sizes, self.categorical_names = spec.cardinalities, list(spec.categorical)
         self.num_numerical = len(spec.numerical)
         for name, size in zip(self.categorical_names, self.table_sizes, strict=True):
             if size > 2**31:
@@ -76,86 +70,119 @@ class SyntheticDataset(BatchedRows):
         if hotness is None and spec.lists:
             longest = {name: field.max_length for name, field in spec.lists.items()}
             hotness = [longest.get(name, 1) for name in self.categorical_names]
-        if hotness is not None and len(hotness) not in (1, len(self.table_sizes)):
-            raise ValueError(
-                "--synthetic_dataset_hotness: expected one number, or one for each of "
-                f"{len(self.table_sizes)} tables, got {len(hotness)}"
-            )
-        self.one_id_each = hotness is None
-        self._hotness = None
+        self.one_id_each, self._hotness = hotness is None, None
         if hotness is not None:
-            self._hotness = np.broadcast_to(np.array(hotness, np.uint64), len(self.table_sizes))
-        self._fixed_lengths = fixed_lengths
-        self._seed = (seed, layout.SPLITS.index(split))
-        self._power_law = ids == "power_law"
-        self._device = torch.device(device)
+            self._hotness = np.array(each_hotness(hotness, len(self.table_sizes)), np.uint64)
+        self._fixed_lengths, self._power_law = fixed_lengths, ids == "power_law"
+        self._seed, self._device = (seed, layout.SPLITS.index(split)), torch.device(device)
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `ClickDataset.batch`."""
         start, stop = self.rows(index)
         seed = [*self._seed, index]
         if self._device.type == "cpu":
-            return self._make_with_numpy(stop - start, seed)
-        return self._make_with_torch(stop - start, seed)
+            return self._make_with_numpy(stop - start, np.random.Generator(np.random.SFC64(seed)))
+        random = torch.Generator(self._device)
+        random.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
+        return self._make_with_torch(stop - start, random)
 
-    def _make_with_numpy(self, num_samples: int, seed: list[int]) -> Batch:
+    def _make_with_numpy(self, num_samples: int, random: np.random.Generator) -> Batch:
         # Not torch: its CPU generator is half as fast, and it starts threads in each reader.
-        random = np.random.Generator(np.random.SFC64(seed))
+        ids, lengths = self._draw_ids(num_samples, random)
+        numerical = random.random((num_samples, self.num_numerical), np.float32)
+        return Batch.from_numpy(numerical, ids, self._draw_labels(num_samples, random), lengths)
+
+    def _draw_labels(self, num_samples: int, random: np.random.Generator) -> np.ndarray:
+        return random.integers(0, 2, num_samples, np.uint8).astype(np.float32)
+
+    def _draw_ids(
+        self, num_samples: int, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Returns the ids, and the lengths of bags, if any; see `Batch`."""
         sizes = np.array(self.table_sizes, np.float64 if self._power_law else np.uint64)
         draw = _draw_power_law_ids if self._power_law else _draw_uniform_ids
-        lengths = None
-        if self._hotness is not None:
-            lengths = np.empty((num_samples, len(sizes)), np.int32)
-            if self._fixed_lengths:
-                lengths[:] = self._hotness
-            else:
-                _draw_uniform_ids(random, self._hotness, lengths)
-                lengths += 1
-            sizes = np.tile(sizes, num_samples).repeat(lengths.ravel())
-        ids = np.empty((num_samples, len(sizes)) if lengths is None else len(sizes), np.int32)
         # In blocks whose temporaries fit the nearest cache and are reused by the allocator.
-        if lengths is None:
+        if self._hotness is None:
+            ids: np.ndarray = np.empty((num_samples, len(sizes)), np.int32)
             rows = max(2, _IDS_PER_BLOCK // max(1, len(sizes)) & -2)
             for start in range(0, num_samples, rows):
                 draw(random, sizes, ids[start : start + rows])
+            return ids, None
+        lengths = np.empty((num_samples, len(sizes)), np.int32)
+        if self._fixed_lengths:
+            lengths[:] = self._hotness
         else:
-            for start in range(0, len(ids), _IDS_PER_BLOCK):
-                block = slice(start, start + _IDS_PER_BLOCK)
-                draw(random, sizes[block], ids[block])
-        numerical = random.random((num_samples, self.num_numerical), np.float32)
-        labels = random.integers(0, 2, num_samples, np.uint8).astype(np.float32)
-        return Batch(
-            torch.from_numpy(numerical),
-            torch.from_numpy(ids),
-            torch.from_numpy(labels),
-            None if lengths is None else torch.from_numpy(lengths),
-        )
+            _draw_uniform_ids(random, self._hotness, lengths)
+            lengths += 1
+        sizes = np.tile(sizes, num_samples).repeat(lengths.ravel())
+        ids = np.empty(len(sizes), np.int32)
+        for start in range(0, len(ids), _IDS_PER_BLOCK):
+            block = slice(start, start + _IDS_PER_BLOCK)
+            draw(random, sizes[block], ids[block])
+        return ids, lengths
 
-    def _make_with_torch(self, num_samples: int, seed: list[int]) -> Batch:
-        device = self._device
-        random = torch.Generator(device)
-        random.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
+    def _make_with_torch(self, num_samples: int, random: torch.Generator) -> Batch:
+        options: dict[str, Any] = {"generator": random, "device": self._device}
         shape: tuple[int, ...] = (num_samples, len(self.table_sizes))
-        sizes = torch.tensor(self.table_sizes, device=device)
-        lengths = None
+        sizes, lengths = torch.tensor(self.table_sizes, device=self._device), None
         if self._hotness is not None:
-            most = torch.tensor(self._hotness.tolist(), device=device)
+            most = torch.tensor(self._hotness.tolist(), device=self._device)
             if self._fixed_lengths:
                 lengths = most.int().repeat(num_samples, 1)
             else:
-                fraction = torch.randint(2**32, shape, generator=random, device=device)
-                lengths = (fraction * most >> 32).int() + 1
+                lengths = (torch.randint(2**32, shape, **options) * most >> 32).int() + 1
             sizes = sizes.repeat(num_samples).repeat_interleave(lengths.flatten())
             shape = tuple(sizes.shape)
         if self._power_law:
-            uniform = torch.rand(shape, generator=random, dtype=torch.float64, device=device)
+            uniform = torch.rand(shape, dtype=torch.float64, **options)
             ids = torch.minimum(_power_law(uniform, sizes.double()), sizes.double()).int() - 1
         else:
-            fraction = torch.randint(2**32, shape, generator=random, device=device)
-            ids = (fraction * sizes >> 32).int()
-        numerical = torch.rand(num_samples, self.num_numerical, generator=random, device=device)
-        labels = torch.randint(2, (num_samples,), generator=random, device=device).float()
+            ids = (torch.randint(2**32, shape, **options) * sizes >> 32).int()
+        numerical = torch.rand(num_samples, self.num_numerical, **options)
+        labels = torch.randint(2, (num_samples,), **options).float()
         return Batch(numerical, ids, labels, lengths)
+
+
+class RandomDataset(SyntheticDataset):
+    """The random samples of Meta's DLRM, which Habana's medium configuration is trained on.
+
+    Numericals and targets are uniform in [0, 1), ids uniform over their table. With `hotness` a bag
+    draws round(max(1, U * hotness)) ids, each round(U * (rows - 1)), where U is uniform in [0, 1).
+    Repeated ids are kept once, in ascending order (facebookresearch/dlrm,
+    `generate_uniform_input_batch`).
+
+    Batches are made on the CPU, so that they are the same on every device. 512 samples of 1024
+    numericals and one table of 3 million rows with a hotness of 38 take 1.3 ms (Xeon, one thread).
+
+    The arguments are those of `SyntheticDataset`, except `ids` and `device`.
+    """
+
+    def _draw_labels(self, num_samples: int, random: np.random.Generator) -> np.ndarray:
+        return random.random(num_samples, np.float32)
+
+    def _draw_ids(
+        self, num_samples: int, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        shape = (num_samples, len(self.table_sizes))
+        last = np.broadcast_to(np.array(self.table_sizes, np.int64) - 1, shape)
+        if self._hotness is None:
+            return np.rint(random.random(shape) * last).astype(np.int32), None
+        drawn = np.rint(np.maximum(1, random.random(shape) * self._hotness)).astype(np.int64)
+        bags = np.arange(drawn.size).repeat(drawn.ravel())
+        ids = np.rint(random.random(len(bags)) * last.ravel()[bags]).astype(np.int64)
+        bags, ids = np.divmod(np.unique(bags << 32 | ids), 1 << 32)  # ids are below 2**31
+        lengths = np.bincount(bags, minlength=drawn.size).reshape(shape)
+        return ids.astype(np.int32), lengths.astype(np.int32)
+
+
+def each_hotness(hotness: Sequence[int], num_tables: int) -> list[int]:
+    """Returns the maximum number of ids of each table, from one number for all or one for each."""
+    if len(hotness) not in (1, num_tables):
+        raise ValueError(
+            f"--synthetic_dataset_hotness: expected one number, or one for each of {num_tables} "
+            f"tables, got {len(hotness)}"
+        )
+    return [*hotness] * num_tables if len(hotness) == 1 else [*hotness]
 
 
 def _draw_uniform_ids(random: np.random.Generator, sizes: np.ndarray, out: np.ndarray) -> None:
@@ -177,40 +204,28 @@ def _power_law(uniform: Any, sizes: Any) -> Any:
 
 
 def ensure_synthetic_dataset(
-    directory: str | os.PathLike,
-    spec: FeatureSpec,
-    num_samples: int,
-    *,
-    seed: int,
-    ids: str,
-    fixed_lengths: bool = False,
+    directory: str | os.PathLike, spec: FeatureSpec, num_samples: int, **options: Any
 ) -> FeatureSpec:
     """Writes a synthetic dataset unless it exists already, and returns its specification.
+
+    Args:
+        options: further arguments of `write_synthetic_dataset`.
 
     Raises:
         FileExistsError: something other than a synthetic dataset is there, and is kept.
     """
     directory = Path(directory)
     check_owned(directory)
-    wanted = _describe(spec, num_samples, seed, ids, fixed_lengths)
     if directory.is_dir() and (manifest := layout.read_dataset_manifest(directory)):
         facts = manifest["transform"]
-        if facts == wanted:
+        if facts == _describe(spec, num_samples, **options):
             return FeatureSpec.load(directory)
         if "synthetic" not in facts:
             raise FileExistsError(
                 f"{directory}: expected a synthetic dataset or nothing, got a dataset of other "
                 "origin, which is not replaced (--synthetic_dataset_dir)"
             )
-    return write_synthetic_dataset(
-        directory,
-        spec,
-        num_samples,
-        seed=seed,
-        ids=ids,
-        fixed_lengths=fixed_lengths,
-        replace_existing=True,
-    )
+    return write_synthetic_dataset(directory, spec, num_samples, replace_existing=True, **options)
 
 
 def write_synthetic_dataset(
@@ -229,9 +244,7 @@ def write_synthetic_dataset(
     Args:
         directory: directory to write, which appears when the dataset is complete.
         spec: features and splits; names, dtypes and files are kept. Weights of ids are 1.
-        seed: 0 or more.
-        ids: "uniform" or "power_law".
-        fixed_lengths: every row of a list has the maximum number of ids, not 1 to that many.
+        seed, ids, fixed_lengths: see `SyntheticDataset`.
         replace_existing: whether a dataset of ours at `directory` may be replaced.
         on_write: called with the number of rows after each write.
 
@@ -243,33 +256,23 @@ def write_synthetic_dataset(
     needed = num_samples * _row_bytes(spec) * len(spec.splits)
     check_disk(directory, needed, f"--synthetic_dataset_num_entries {num_samples}")
     check_owned(Path(directory))
+    options: dict[str, Any] = {"seed": seed, "ids": ids, "fixed_lengths": fixed_lengths}
     with staged_directory(directory, replace_existing) as staging:
         staged = replace(spec, path=staging / layout.FEATURE_SPEC, metadata={})
         for split in staged.splits:
-            samples = SyntheticDataset(
-                staged,
-                split,
-                num_samples,
-                _ROWS_PER_WRITE,
-                seed=seed,
-                ids=ids,
-                fixed_lengths=fixed_lengths,
-            )
+            samples = SyntheticDataset(staged, split, num_samples, _ROWS_PER_WRITE, **options)
             with SplitWriter(staged, split) as writer:
                 for index in range(len(samples)):
                     batch = samples.batch(index)
-                    labels = batch.labels.numpy()
-                    writer.write(labels, batch.numerical.numpy(), _columns(staged, batch))
+                    labels, numerical = batch.labels.numpy(), batch.numerical.numpy()
+                    writer.write(labels, numerical, batch.columns(staged))
                     if on_write is not None:
-                        on_write(len(labels))
+                        on_write(batch.num_samples)
         staged.save()
         layout.write_model_size(staging, staged.cardinalities)
-        layout.write_dataset_manifest(
-            staging,
-            dict.fromkeys(staged.splits, num_samples),
-            staged.cardinalities,
-            _describe(spec, num_samples, seed, ids, fixed_lengths),
-        )
+        rows = dict.fromkeys(staged.splits, num_samples)
+        origin = _describe(spec, num_samples, **options)
+        layout.write_dataset_manifest(staging, rows, staged.cardinalities, origin)
     return FeatureSpec.load(directory)
 
 
@@ -282,36 +285,11 @@ def _row_bytes(spec: FeatureSpec) -> int:
     return total
 
 
-def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Jagged]:
-    """Returns the ids of a batch in the form that `SplitWriter` takes."""
-    ids = batch.categorical.numpy()
-    if batch.lengths is None:
-        return list(ids.T)
-    lengths = batch.lengths.numpy()
-    tables = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
-    columns: list[np.ndarray | Jagged] = []
-    for table, name in enumerate(spec.categorical):
-        table_ids = ids[tables == table]
-        if (field := spec.lists.get(name)) is None:
-            columns.append(table_ids)
-            continue
-        weights = np.ones(len(table_ids), WEIGHTS_DTYPE) if field.weighted else None
-        columns.append(Jagged(table_ids, lengths[:, table], weights))
-    return columns
-
-
 def _describe(
-    spec: FeatureSpec, num_samples: int, seed: int, ids: str, fixed_lengths: bool
+    spec: FeatureSpec, num_samples: int, fixed_lengths: bool = False, **options: Any
 ) -> dict[str, Any]:
     """Describes the origin of a synthetic dataset; equal descriptions mean equal bytes."""
-    return {
-        "synthetic": {
-            "num_samples": num_samples,
-            "seed": seed,
-            "ids": ids,
-            **({"fixed_lengths": True} if fixed_lengths else {}),
-            "feature_spec": spec.feature_spec,
-            "source_spec": spec.source_spec,
-            "channel_spec": spec.channel_spec,
-        }
-    }
+    described = {"num_samples": num_samples, **options}
+    described |= {"fixed_lengths": True} if fixed_lengths else {}
+    sections = ("feature_spec", "source_spec", "channel_spec")
+    return {"synthetic": described | {name: getattr(spec, name) for name in sections}}

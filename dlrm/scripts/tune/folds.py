@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Ids, Jagged, taken
-from dlrm.data.clicks.batch import Batch
+from dlrm.data.clicks.bags import taken
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter
@@ -33,7 +32,7 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
     with SplitWriter(own, "train") as fitted, SplitWriter(own, "test") as judged:
         for index in range(len(rows)):
             batch = rows.batch(index)
-            columns = _columns(batch, spec)
+            columns = batch.columns(spec)
             held_out = _held_out(options, fold, index, rows.num_samples)
             for split, writer, chosen in (("train", fitted, ~held_out), ("test", judged, held_out)):
                 ids = [taken(column, chosen) for column in columns]
@@ -61,20 +60,3 @@ def _held_out(options: TuneConfig, fold: int, block: int, rows: int) -> np.ndarr
     if options.folds > 1:
         return place % options.folds == fold
     return place < round(options.held_out * count)
-
-
-def _columns(batch: Batch, spec: FeatureSpec) -> list[Ids]:
-    """Returns the ids of each field."""
-    ids, weights, columns = batch.categorical.numpy(), batch.id_weights, list[Ids]()
-    if batch.lengths is None:
-        return [*ids.T]
-    lengths = batch.lengths.numpy()
-    fields = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
-    for number, name in enumerate(spec.categorical):
-        own, field = fields == number, spec.lists.get(name)
-        column: Ids = ids[own]
-        if field is not None:
-            own_weights = weights.numpy()[own] if weights is not None and field.weighted else None
-            column = Jagged(column, lengths[:, number], own_weights)
-        columns.append(column)
-    return columns

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from list_testing import bags_of
 
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data.clicks.bags import ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 
@@ -60,32 +60,6 @@ def test_files_hold_what_was_written_whatever_the_chunks(tmp_path, rows):
         written = np.fromfile(spec.list_files("train", "history").weights, "<f4")
         expected = np.array([w for row in weights for w in row], np.float32)
         np.testing.assert_array_equal(written, expected)
-
-
-@pytest.mark.parametrize(
-    ("tags", "history", "weights", "error"),
-    [
-        ([[1], [2, 200]], [[], []], [[], []], r"feature tags, row 1 of train: place 1 .*got 200"),
-        ([[], [-1]], [[], []], [[], []], r"feature tags, row 1 of train: place 0 .*got -1"),
-        ([[], []], [[], [1, 2, 3, 4]], [[], [1.0] * 4], "row 1 .*length of 0 to 3, got 4"),
-        ([[], []], [[5], [6, 7]], [[1.0], [0.0, np.nan]], "row 1 .*place 1 .*weight, got nan"),
-        ([[], []], [[5], [6, 7]], [[1.0], [0.0]], "feature history .*3 weights beside 3 .*got 2"),
-        ([[], []], [[5], [6, 7]], None, "feature history .*3 weights beside 3 .*got none"),
-    ],
-)
-def test_bags_that_no_dataset_can_have_are_refused(tmp_path, tags, history, weights, error):
-    columns = [bags_of(tags), np.zeros(2, int), bags_of(history, weights)]
-    with SplitWriter(spec_in(tmp_path), "train") as writer, pytest.raises(ValueError, match=error):
-        writer.write(np.zeros(2, bool), np.zeros((2, 1)), columns)
-
-
-def test_lengths_that_do_not_add_up_are_refused(tmp_path):
-    columns = [Jagged(np.zeros(2, int), np.array([1, 2])), np.zeros(2, int), bags_of([[], []], [])]
-    with (
-        SplitWriter(spec_in(tmp_path), "train") as writer,
-        pytest.raises(ValueError, match="feature tags of train: .*add up to 2 ids, got 3"),
-    ):
-        writer.write(np.zeros(2, bool), np.zeros((2, 1)), columns)
 
 
 def test_rows_of_bags_are_taken_by_mask_and_by_place():

@@ -325,7 +325,7 @@ def test_the_feature_specification_may_have_another_name(tmp_path):
         ({"set_aside": -0.1}, "--set_aside -0.1: expected 0 or more, less than 1"),
         (
             {"set_aside": 0.1, "dataset": None, "dataset_type": "synthetic_gpu"},
-            "--set_aside 0.1: expected rows of a dataset, got --dataset_type synthetic_gpu",
+            "--set_aside: expected --dataset_type split, .*or binary, got synthetic_gpu",
         ),
         ({"seed": -1}, "--seed -1: expected 0"),
         ({"num_numerical_features": -1}, "--num_numerical_features -1: expected 0"),

@@ -181,6 +181,16 @@ def test_a_split_whose_weights_are_all_0_is_refused(directory, tmp_path):
         SplitDataset(FeatureSpec.load(copy), "train", 10)
 
 
+@pytest.mark.parametrize("file", ["values", "lengths", "starts", "weights"])
+def test_a_file_of_a_list_of_another_size_is_refused(directory, tmp_path, file):
+    copy = tmp_path / "dataset"
+    shutil.copytree(directory, copy)
+    with open(copy / "train" / f"cat_2.{file}.bin", "ab") as opened:
+        opened.write(b"12345678")
+    with pytest.raises(ValueError, match=rf"cat_2\.{file}\.bin: expected \d+ bytes .*, got \d+"):
+        SplitDataset(FeatureSpec.load(copy), "train", 10)
+
+
 def test_a_file_of_weights_of_another_size_is_refused(directory, tmp_path):
     copy = tmp_path / "dataset"
     shutil.copytree(directory, copy)

@@ -10,7 +10,6 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import write_dataset_manifest
 from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
-from dlrm.data.clicks.writer import SplitWriter
 from dlrm.distributed import World
 
 
@@ -130,7 +129,7 @@ def test_a_dataset_tells_whether_its_batches_have_one_id_each(device, hotness, s
     dataset = make([9, 8], device, hotness=hotness)
     if shard is not None:
         dataset = Sharded(dataset, shard)
-    assert dataset.one_id_each == dataset.batch(0).one_id_each == (hotness is None)
+    assert dataset.one_id_each == (dataset.batch(0).lengths is None) == (hotness is None)
     assert dataset.batch(0).num_samples == 5000
 
 
@@ -257,19 +256,6 @@ def test_names_files_and_dtypes_of_a_specification_are_kept(tmp_path):
     assert (tmp_path / "data" / "train" / "cat_0.bin").stat().st_size == 100 * 8
     assert written == FeatureSpec.load(tmp_path / "data")
     assert written.source_spec == spec.source_spec
-
-
-def test_a_writer_names_what_does_not_fit(tmp_path):
-    spec = FeatureSpec.default(tmp_path, 2, [10, 20])
-    good = np.zeros((3, 2)), [np.zeros(3, int), np.zeros(3, int)]
-    with SplitWriter(spec, "train") as writer:
-        writer.write(np.zeros(3), *good)
-        with pytest.raises(ValueError, match=r"cat_1\.bin, row 4 of train: .*\[0, 20\), got 20"):
-            writer.write(np.zeros(3), good[0], [np.zeros(3, int), np.array([0, 20, 1])])
-    with SplitWriter(spec, "test") as writer:
-        large = np.array([[0, 0], [0, 0], [0, 1e5]])
-        with pytest.raises(ValueError, match=r"feature num_1, row 2 of test: .* 100000"):
-            writer.write(np.zeros(3), large, good[1])
 
 
 MULTI_HOT = [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1]
