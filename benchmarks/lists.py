@@ -31,8 +31,8 @@ from ops import fbgemm_tables
 from torch import nn
 from train import DTYPES, WORKLOADS, PlainDLRM, StepLog
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data import layout
+from dlrm.data.bags import Jagged, ListField
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets

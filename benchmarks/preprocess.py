@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import preprocess_tables
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 
 LIMIT = 15

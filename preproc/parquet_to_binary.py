@@ -15,7 +15,7 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from dlrm.data.clicks import names
+from dlrm.data import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.settings import REQUIRED, setting
 
@@ -33,7 +33,7 @@ class ParquetConfig:
 def _run(values: Values) -> None:
     import pyarrow.types as types
 
-    from dlrm.data.clicks.layout import read_model_size
+    from dlrm.data.layout import read_model_size
     from dlrm.data.tables.files import PARQUET, TableFile
     from dlrm.preproc.tables.options import TableOptions
     from dlrm.preproc.tables.preset import plain_schema, prepare_preset

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data import layout
+from dlrm.data.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 

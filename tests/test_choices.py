@@ -3,8 +3,7 @@
 import pytest
 
 from dlrm import ops
-from dlrm.data import choices as data
-from dlrm.data.clicks import bags
+from dlrm.data import bags, choices as data
 from dlrm.data.tables.draft import SAMPLE_ROWS
 from dlrm.data.tables.files import KINDS
 from dlrm.data.transform import fields

@@ -8,7 +8,7 @@ import forked
 import numpy as np
 from column_testing import fit_dictionary, text_column, transform_texts
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.columns import read_hexadecimal

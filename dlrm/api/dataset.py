@@ -15,7 +15,7 @@ import numpy as np
 
 from dlrm.api.defaults import TEST_FRACTION
 from dlrm.api.temporary import temporary_directory
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local

@@ -18,7 +18,7 @@ from dlrm.api.dataset import (
     unexpected,
 )
 from dlrm.api.temporary import temporary_directory
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema

@@ -21,7 +21,7 @@ from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.api.tables import ColumnRoles, opened
 from dlrm.api.temporary import temporary_directory
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets

@@ -14,7 +14,7 @@ import torch
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets

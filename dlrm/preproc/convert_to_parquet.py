@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import check_values
+from dlrm.data import layout
+from dlrm.data.bags import check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.transform.dictionaries import text_array

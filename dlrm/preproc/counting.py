@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lists import Column, list_column, single

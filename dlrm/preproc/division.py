@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import LEAVES_OUT, RowError, shown_text
 from dlrm.data.transform.rows import FieldRows

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Jagged, ids_in, starts_within, taken
+from dlrm.data import bags, layout
+from dlrm.data.bags import Jagged, ids_in, starts_within, taken
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
 from dlrm.data.transform.rows import extra_dtypes

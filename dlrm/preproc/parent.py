@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform import stored
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, open_dictionary
 from dlrm.data.transform.numbers import Fitted

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform

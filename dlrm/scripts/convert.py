@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.names import CONVERTED
+from dlrm.data.names import CONVERTED
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.options import PARQUET_VALUES
 from dlrm.settings import REQUIRED, same_setting, setting

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm.data.clicks.names import FEATURE_SPEC
+from dlrm.data.names import FEATURE_SPEC
 from dlrm.files import staged_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_disk

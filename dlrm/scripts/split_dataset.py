@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlrm.data.clicks import names
+from dlrm.data import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
 from dlrm.preproc.options import RunConfig
@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _split(values: Values) -> None:
-    from dlrm.data.clicks.layout import read_model_size
     from dlrm.data.clicks.readers import binary_file  # torch takes seconds to import
+    from dlrm.data.layout import read_model_size
     from dlrm.data.tables.kinds.binary_rows import BinaryRows
     from dlrm.data.tables.kinds.kind import TableFile
     from dlrm.data.verification import Verifier

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.data.clicks.bags import places_of
+from dlrm.data.bags import places_of
 from dlrm.metrics.intervals import delong_difference
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
 from dlrm.locks import ReplacedError, unreplaced

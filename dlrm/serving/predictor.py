@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
-from dlrm.data.clicks.layout import field_names as default_field_names
+from dlrm.data.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform

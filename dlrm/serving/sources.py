@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from dlrm.command_line import say
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.data.clicks.layout import field_of
+from dlrm.data.layout import field_of
 from dlrm.distributed import agreed
 from dlrm.metrics.table import unscored_text
 from dlrm.tasks.recommendation import Recommendation

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data.clicks.batch import ClickDataset
-from dlrm.data.clicks.layout import field_names
+from dlrm.data.layout import field_names
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import bin_edges, ordered
 from dlrm.data.transform.stored import facts_file

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data import verification
-from dlrm.data.clicks import layout
+from dlrm.data import layout, verification
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec

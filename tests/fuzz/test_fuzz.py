@@ -19,11 +19,11 @@ from pyarrow import orc
 from tables_testing import contents
 
 import dlrm
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.data.layout import read_model_size
 from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat

@@ -11,7 +11,7 @@ import yaml
 from nvidia_reader import read_as_nvidia
 from test_scripts import PREPROC
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec

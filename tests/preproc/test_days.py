@@ -10,7 +10,7 @@ from tables_testing import Inline, contents, prepare, write_table
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import id_dtype
+from dlrm.data.layout import id_dtype
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform

@@ -18,7 +18,7 @@ import pytest
 from preproc_testing import GOOD, binary_files, reference_dataset, write_days
 from tables_testing import contents
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc.logs import pipeline, prepare_logs

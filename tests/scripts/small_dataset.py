@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 TABLE_SIZES = (50, 200, 3, 130)

@@ -10,7 +10,7 @@ import forked
 import pytest
 from small_dataset import write_dataset
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.serving.network.recalibration import (
     load_recalibration,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_dataset
 
 import dlrm
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags

@@ -10,8 +10,8 @@ from absl import flags
 from small_dataset import write_dataset
 
 import dlrm
-from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data import bags, layout
+from dlrm.data.bags import Jagged, ListField
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec

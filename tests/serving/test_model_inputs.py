@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm.data.clicks.bags import Jagged
+from dlrm.data.bags import Jagged
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 
 SIZES, LONGEST = (9, 40, 7), {1: 5, 2: 3}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data import layout
+from dlrm.data.bags import Jagged, ListField
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.data.clicks.bags import Ids, Jagged
+from dlrm.data.bags import Ids, Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.prefetch import BatchedRows
 from dlrm.distributed import World, part

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
+from dlrm.data import names
 from dlrm.data.choices import VERIFY_DATA
-from dlrm.data.clicks import names
 from dlrm.limits import check_features, check_memory
 from dlrm.settings import check_settings, setting
 

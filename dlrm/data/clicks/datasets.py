@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import ListField
+from dlrm.data import layout
+from dlrm.data.bags import ListField
 from dlrm.data.clicks.batch import ClickDataset, Shard, Sharded
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec

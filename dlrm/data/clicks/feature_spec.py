@@ -19,8 +19,8 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import ListField, ListFiles
+from dlrm.data import bags, layout
+from dlrm.data.bags import ListField, ListFiles
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_relative, within, write_atomically
 from dlrm.limits import check_features

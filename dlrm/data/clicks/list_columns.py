@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from dlrm.data.clicks import bags
-from dlrm.data.clicks.bags import ROWS_A_START, Jagged, check_values
+from dlrm.data import bags
+from dlrm.data.bags import ROWS_A_START, Jagged, check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import map_rows
+from dlrm.data.layout import map_rows
 
 
 class ListColumn:
-    """A list field of one split, memory-mapped; see `dlrm.data.clicks.bags` for the files.
+    """A list field of one split, memory-mapped; see `dlrm.data.bags` for the files.
 
     Args:
         rows: rows of the split.

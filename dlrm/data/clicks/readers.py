@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import check_values, interleave
+from dlrm.data import layout
+from dlrm.data.bags import check_values, interleave
 from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import map_rows
 from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.layout import map_rows
 from dlrm.data.verification import Verifier
 from dlrm.files import within
 

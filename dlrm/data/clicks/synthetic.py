@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import WEIGHTS_DTYPE
+from dlrm.data import layout
+from dlrm.data.bags import WEIGHTS_DTYPE
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Ids, Jagged
+from dlrm.data import bags, layout
+from dlrm.data.bags import Ids, Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 

@@ -5,7 +5,7 @@ import itertools
 import re
 from dataclasses import dataclass, fields, replace
 
-from dlrm.data.clicks.names import field_names
+from dlrm.data.names import field_names
 from dlrm.limits import check_features
 from dlrm.settings import setting
 

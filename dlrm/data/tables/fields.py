@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks.bags import MAX_LENGTH
+from dlrm.data.bags import MAX_LENGTH
 from dlrm.data.tables import names
 from dlrm.data.tables.summary import LISTS, NUMBERS, OTHER, SURE_MARKERS, TEXT, TIMES, Summary
 from dlrm.data.transform.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
+from dlrm.data import layout
+from dlrm.data.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief

@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.columns import (
     EXPECTED_HEXADECIMAL,
     Parsed,

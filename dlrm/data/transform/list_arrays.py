@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.clicks import bags
+from dlrm.data import bags
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.arrays import Faults, decoded
 from dlrm.data.transform.arrow_types import is_list, is_text

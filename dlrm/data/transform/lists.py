@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from dlrm.data.clicks import bags
-from dlrm.data.clicks.bags import Jagged
+from dlrm.data import bags
+from dlrm.data.bags import Jagged
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.schema import CategoricalField

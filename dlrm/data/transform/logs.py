@@ -6,7 +6,7 @@ A line is a label, integers and hexadecimal hashes, with tabs between them.
 from functools import cache
 
 from dlrm.data.choices import CRITEO_TRANSFORMS
-from dlrm.data.clicks.layout import field_names
+from dlrm.data.layout import field_names
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.limits import check_features

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.mapped_files import map_file

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted, Sums

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks.bags import Jagged
+from dlrm.data.bags import Jagged
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.arrays import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Ids, Jagged, ListField, ids_in, lists_in
+from dlrm.data import layout
+from dlrm.data.bags import Ids, Jagged, ListField, ids_in, lists_in
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     Coded,

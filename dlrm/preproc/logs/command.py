@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import say
-from dlrm.data.clicks.layout import write_model_size
+from dlrm.data.layout import write_model_size
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dlrm.data import names as dataset_names
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
-from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.preproc.options import PreparationOptions, SplitConfig
 from dlrm.preproc.spark.session import ENGINES

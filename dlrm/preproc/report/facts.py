@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import Transform

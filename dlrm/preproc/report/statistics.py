@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Jagged
+from dlrm.data import layout
+from dlrm.data.bags import Jagged
 from dlrm.data.transform.transform import Transformed
 
 _SHIFT = 4  # low bits of a float16 that a bin ignores: bins are 0.8 % wide

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks import bags
-from dlrm.data.clicks.bags import starts_within
+from dlrm.data import bags
+from dlrm.data.bags import starts_within
 from dlrm.locks import new_suffix
 from dlrm.manifest import JoinedChecksum, slice_sums
 from dlrm.preproc.engine import FACTS, ROWS, Engine, facts_batch, slices

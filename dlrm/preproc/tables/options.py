@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.division import facts

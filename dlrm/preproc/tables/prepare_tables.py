@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.files import ARROW, FRAME, JSON_LINES, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from dlrm.data.clicks.feature_spec import CHANNELS, is_list_of_text, read_sections
-from dlrm.data.clicks.names import SPLITS
+from dlrm.data.names import SPLITS
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief
 from dlrm.files import within

@@ -10,7 +10,7 @@ import torch
 from dlrm import ops
 from dlrm.command_line import shell_line
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
+from dlrm.data.layout import TRANSFORM, WEIGHT_FILE
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed

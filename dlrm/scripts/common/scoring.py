@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.command_line import importing, say
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.flags import Values
 from dlrm.scripts.common.source_flags import CSV_FLAGS

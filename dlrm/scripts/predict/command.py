@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from dlrm.command_line import say
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
 from dlrm.flags import Values

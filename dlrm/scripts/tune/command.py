@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts
 from dlrm.api.training import SETTINGS, judge_settings
 from dlrm.command_line import aligned, flags_of, free_name, say, shell_line, text_of
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.workers import workers

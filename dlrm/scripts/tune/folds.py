@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import taken
+from dlrm.data import layout
+from dlrm.data.bags import taken
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm.data import names
 from dlrm.data.choices import TABLE_KINDS
-from dlrm.data.clicks import names
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.files import MANIFEST

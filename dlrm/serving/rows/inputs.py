@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks.bags import Jagged, ids_in, interleave, lists_in, places_of, row_of
+from dlrm.data.bags import Jagged, ids_in, interleave, lists_in, places_of, row_of
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.transform import stack_ids

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets

@@ -8,8 +8,8 @@ from dlrm.data.clicks.batch import Shard, Sharded
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.layout import write_dataset_manifest
 from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
+from dlrm.data.layout import write_dataset_manifest
 from dlrm.distributed import World
 
 

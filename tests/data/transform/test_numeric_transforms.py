@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import dlrm
+from dlrm.data import layout
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
-from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted

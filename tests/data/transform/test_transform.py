@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from column_testing import text_column, transform_texts
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.sources.columns import (
     Coded,
     OfKeys,

@@ -11,7 +11,7 @@ from preproc_testing import GOOD, binary_files, day_files, reference_dataset, wr
 from table_testing import dictionary_of
 from tables_testing import contents
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.tables.files import find_tables

@@ -11,7 +11,7 @@ from column_testing import transform_texts
 from preproc_testing import killed_at
 from tables_testing import check_bad_row, prepare, write_table
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.data.tables.kinds.columnar import BATCH_VALUES, Columnar, Groups
-from dlrm.mapped_files import map_file
 
-_WORD = np.dtype("<i4")
 _BLOCK_ROWS = 1 << 16
 
 
@@ -18,15 +16,9 @@ class _Blocks(Groups):
     """Blocks of consecutive rows."""
 
     def __init__(self, path: str | Path, num_numerical: int, num_tables: int) -> None:
-        width, size = 1 + num_numerical + num_tables, Path(path).stat().st_size
-        self._row_bytes = width * _WORD.itemsize
-        if size % self._row_bytes:
-            raise ValueError(
-                f"{path}: expected a multiple of {self._row_bytes} bytes (a label, {num_numerical} "
-                f"numerical and {num_tables} categorical features of 4 bytes each), got {size}: "
-                "truncated, or --numerical_features is wrong"
-            )
-        self._rows = map_file(path, _WORD, (size // self._row_bytes, width))
+        sizes = num_numerical, num_tables
+        self._rows = layout.map_binary_rows(Path(path), *sizes, "--numerical_features")
+        self._row_bytes = self._rows.strides[0]
         columns = {layout.LABEL: pa.int32()}
         columns |= {layout.numerical_name(i): pa.float32() for i in range(num_numerical)}
         columns |= {layout.categorical_name(i): pa.int32() for i in range(num_tables)}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 from dlrm.documents import brief
 
 CHUNK = "split_binary_list"  # readers of one id per row refuse this type

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from list_testing import bags_of
 
-from dlrm.data.clicks.bags import ListField
+from dlrm.data.bags import ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 

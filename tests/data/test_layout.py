@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dlrm.data.clicks import layout
+from dlrm.data import layout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks.names import (
+from dlrm.data.names import (
     CONVERTED as CONVERTED,
     FEATURE_SPEC as FEATURE_SPEC,
     KIND as KIND,
