@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 from dlrm.data import layout
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts, count_values
-from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.numbers import Sums, ordered
-from dlrm.data.transform.rows import FieldRows
+from dlrm.data.transform.rows import Column, FieldRows, list_column, single
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import KEYS_OF_NAN
 from dlrm.preproc.division import DROPPED, TRAIN, Divider, Ranges, readable

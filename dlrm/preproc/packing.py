@@ -13,8 +13,7 @@ import pyarrow as pa
 from dlrm.data import bags, layout
 from dlrm.data.bags import Jagged, ids_in, starts_within, taken
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.transform.lists import list_column, missing_features
-from dlrm.data.transform.rows import extra_dtypes
+from dlrm.data.transform.rows import extra_dtypes, list_column, missing_features
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.documents import parse_json

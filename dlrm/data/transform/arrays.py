@@ -13,7 +13,7 @@ from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.arrow_types import NUMBERS, is_text
 from dlrm.data.transform.dictionaries import text_array
-from dlrm.data.transform.lists import move_to_row
+from dlrm.data.transform.rows import move_to_row
 from dlrm.data.transform.values import (
     BOOLEAN,
     FLOAT64_BITS,

@@ -8,7 +8,7 @@ from dlrm.data import bags
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.arrays import Faults, decoded
 from dlrm.data.transform.arrow_types import is_list, is_text
-from dlrm.data.transform.lists import length_problem, split_text, too_long
+from dlrm.data.transform.rows import length_problem, split_text, too_long
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 
 

@@ -33,9 +33,8 @@ from dlrm.data.transform.list_arrays import (
     field_lists,
     weight_field,
 )
-from dlrm.data.transform.lists import Column
 from dlrm.data.transform.numerical import NO_NUMBER, label_reader, numbers
-from dlrm.data.transform.rows import FieldRows, cross_columns
+from dlrm.data.transform.rows import Column, FieldRows, cross_columns
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.times import times
 from dlrm.data.transform.transform import Transform

@@ -32,10 +32,10 @@ from dlrm.data.transform.dictionaries import (
     checksum,
     frequency_limits,
 )
-from dlrm.data.transform.lists import Column, bags_of
 from dlrm.data.transform.logs import is_log, log_schema
 from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.rows import Column, bags_of
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBERS_IN_TEXT, KnownTexts, is_number_type
 from dlrm.files import write_array

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlrm.data.bags import Jagged, ids_in, interleave, lists_in, places_of, row_of
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.transform.lists import in_list
+from dlrm.data.transform.rows import in_list
 from dlrm.data.transform.transform import stack_ids
 
 FieldNames = tuple[Sequence[str], Sequence[str]]  # of the numerical and the categorical fields

@@ -8,9 +8,8 @@ import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.arrays import array_of
-from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.row_reader import RowReader
-from dlrm.data.transform.rows import FieldRows
+from dlrm.data.transform.rows import FieldRows, missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.lists import split_text
+from dlrm.data.transform.rows import split_text
 from dlrm.data.transform.schema import Schema
 
 Cell = str | list[str | None] | None
