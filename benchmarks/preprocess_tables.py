@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from dlrm.data import layout
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 
 LIMIT = 15
 NUMBERS = [f"n{i}" for i in range(13)]

@@ -50,8 +50,8 @@ from quality_contenders import CONTENDERS, NEEDS, Rows, labels_of
 
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import aligned, fail
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_files import open_bytes
-from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json, read_yaml
 from dlrm.files import write_atomically

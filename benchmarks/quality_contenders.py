@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 import dlrm
 from dlrm.api.recipe import DatasetFacts
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.scripts.tune.space import Space, default_space
 
 AT_THE_END = 1 << 62  # steps between tests, so that no test chooses the weights

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.api.updating import update as update
-    from dlrm.data.transform.schema import Schema as Schema
+    from dlrm.data.schema.schema import Schema as Schema
     from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"
@@ -50,7 +50,7 @@ _set_variables()
 _LAZY = {
     "Classifier": "dlrm.api.classifier",
     "Dataset": "dlrm.api.dataset",
-    "Schema": "dlrm.data.transform.schema",
+    "Schema": "dlrm.data.schema.schema",
     "fit": "dlrm.api.training",
     "load": "dlrm.serving.loading",
     "update": "dlrm.api.updating",

@@ -25,10 +25,10 @@ from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.api.training import SETTINGS
 from dlrm.data import choices
+from dlrm.data.schema.fields import CategoricalField, Cross, Label, NumericalField, TimeField
+from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.fields import CategoricalField, Cross, Label, NumericalField, TimeField
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
-from dlrm.data.transform.schema import Schema
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
 from dlrm.published.rows import DOCUMENTS, RULES, select

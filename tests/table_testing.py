@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 
 

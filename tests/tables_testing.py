@@ -14,9 +14,9 @@ import pytest
 from inline_engine import InlineEngine as Inline
 from pyarrow import feather, orc
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.schema import Schema
 from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.tables.options import TableOptions

@@ -4,10 +4,10 @@ import pytest
 
 from dlrm import ops
 from dlrm.data import bags, choices as data
+from dlrm.data.schema import fields
+from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.tables.draft import SAMPLE_ROWS
 from dlrm.data.tables.files import KINDS
-from dlrm.data.transform import fields
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.ops import library as products

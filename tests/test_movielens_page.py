@@ -9,7 +9,7 @@ import pytest
 from test_documented_commands import ROOT, blocks
 
 import dlrm
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.train.checkpoints.checkpoint import read_config
 
 PAGE = ROOT / "docs" / "guide" / "movielens.md"

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 
 SCHEMA = {
     "label": {"column": "y", "positive": "yes"},

@@ -31,9 +31,9 @@ except ImportError as error:
 
 from dlrm.api.dataset import unexpected
 from dlrm.api.training import SETTINGS, fit
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import is_frame, open_frame
-from dlrm.data.transform.schema import Schema
 from dlrm.serving.scoring import probability
 
 _WATCHING = ("metrics", "on_test", "on_step", "progress", "verbose")

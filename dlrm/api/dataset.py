@@ -16,8 +16,8 @@ import numpy as np
 from dlrm.api.defaults import TEST_FRACTION
 from dlrm.api.temporary import temporary_directory
 from dlrm.data import layout
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import FRAME, TableFile
-from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local
 from dlrm.preproc.duckdb_engine import thread_engine
 from dlrm.preproc.errors import TaskError

@@ -25,7 +25,7 @@ from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local, link_or_copy
 from dlrm.flags import Values

@@ -21,3 +21,8 @@ def described(names: Iterable[str] = NUMERIC_TRANSFORMS) -> str:
     return "; ".join(
         f"{name}: {NUMERIC_TRANSFORMS[CRITEO_TRANSFORMS.get(name, name)]}" for name in names
     )
+
+
+# Texts of booleans in any file, and what they mean.
+SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), "true")}
+SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), "false")

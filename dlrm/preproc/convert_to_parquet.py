@@ -22,9 +22,9 @@ from dlrm.data import layout
 from dlrm.data.bags import check_values
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.dictionaries import text_array
 from dlrm.data.transform.rows import extra_dtypes
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory

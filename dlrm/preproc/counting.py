@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data import layout
+from dlrm.data.schema.numbers import Sums, ordered
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lookup import IdLookup, hash_u64
-from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import Column, FieldRows, list_column, single
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import KEYS_OF_NAN
 from dlrm.preproc.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.engine import COUNTS, facts_batch

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dlrm.data import layout
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import LEAVES_OUT, RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
-from dlrm.data.transform.schema import Schema
 from dlrm.preproc.options import SplitConfig
 from dlrm.preproc.source import Part, Read, Rejected, Source, Target
 

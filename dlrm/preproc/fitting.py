@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.schema.numbers import Fitted, Sums, bin_edges
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.dictionaries import (
     Counts,
     Dictionary,
@@ -20,8 +22,6 @@ from dlrm.data.transform.dictionaries import (
     text_array,
 )
 from dlrm.data.transform.lookup import unhash_u64
-from dlrm.data.transform.numbers import Fitted, Sums, bin_edges
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import (
     KEYS_OF_NAN,
     NAN,

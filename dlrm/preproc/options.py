@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dlrm.settings import check_settings, setting
 
 if TYPE_CHECKING:
-    from dlrm.data.transform.schema import Schema, TimeField
+    from dlrm.data.schema.schema import Schema, TimeField
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 PARQUET_VALUES = ("decoded", "ids")  # of a dataset that is converted to Parquet
@@ -204,7 +204,7 @@ _WAYS = {
 
 
 def _microseconds(flag: str, text: str, field: "TimeField") -> int:
-    from dlrm.data.transform.schema import TimeField
+    from dlrm.data.schema.schema import TimeField
     from dlrm.data.transform.times import microseconds
 
     zone = TimeField(field.column, field.zone or "UTC")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from dlrm.data import layout
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform import stored
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, open_dictionary
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBERS_IN_TEXT, canonical_text
 from dlrm.data.verification import Verifier

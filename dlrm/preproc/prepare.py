@@ -19,7 +19,7 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy
 from dlrm.limits import MAX_TASKS, check_disk

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.rows import FieldRows
-from dlrm.data.transform.schema import Schema
 
 
 class Rejected(NamedTuple):

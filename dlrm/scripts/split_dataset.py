@@ -20,7 +20,7 @@ from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION
 from dlrm.settings import REQUIRED, setting
 
 if TYPE_CHECKING:
-    from dlrm.data.transform.schema import Schema
+    from dlrm.data.schema.schema import Schema
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
 from dlrm.remote.cache import with_uris

@@ -13,6 +13,7 @@ import numpy as np
 from dlrm.command_line import say
 from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
@@ -21,7 +22,6 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST

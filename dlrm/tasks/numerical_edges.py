@@ -7,8 +7,8 @@ import numpy as np
 
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.layout import field_names
+from dlrm.data.schema.numbers import bin_edges, ordered
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.numbers import bin_edges, ordered
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed, from_first

@@ -16,8 +16,8 @@ from inline_engine import InlineEngine
 from tables_testing import contents, prepare
 
 import dlrm
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.frames import GROUP_ROWS, open_frame
-from dlrm.data.transform.schema import Schema
 from dlrm.preproc.duckdb_engine import thread_engine
 
 ROWS = GROUP_ROWS + 5000  # two row groups

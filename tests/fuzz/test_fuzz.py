@@ -24,6 +24,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.layout import read_model_size
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
@@ -31,9 +33,7 @@ from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import Part, parts_of_file
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.row_reader import RowReader
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
 from dlrm.language.data.squad import read_squad

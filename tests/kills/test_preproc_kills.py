@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from killing import Forks, contents, kill_points, report
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long

@@ -5,7 +5,7 @@ from tables_testing import write_table
 from test_days import TEXTS, small
 from test_documented_commands import ROOT, blocks, run, statements
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.transform import Transform
 
 PAGE = ROOT / "docs" / "guide" / "days.md"

@@ -17,8 +17,8 @@ from preproc_testing import GOOD, binary_files, write_days
 from table_oracle import Oracle
 from tables_testing import Inline, contents, prepare, write_table
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.schema import Schema
 from dlrm.preproc.duckdb_engine import local_engine
 from dlrm.preproc.logs import prepare_logs
 from dlrm.preproc.tables.options import TableOptions

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from tables_testing import contents
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
 from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import EngineError

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 
 ROWS = 400_000
 

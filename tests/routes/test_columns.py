@@ -29,7 +29,7 @@ from routes_testing import (
 from tables_testing import prepare
 
 import dlrm
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.options import IncrementConfig

@@ -7,7 +7,7 @@ import shlex
 import forked
 import pytest
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.scripts.prepare.__main__ import main as prepare
 from dlrm.scripts.schema.command import with_crosses
 from dlrm.scripts.simulate_logs.command import Simulation, simulate

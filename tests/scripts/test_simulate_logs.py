@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.scripts.simulate_logs import command as simulate_logs
 from dlrm.scripts.simulate_logs.__main__ import main
 from dlrm.scripts.simulate_logs.command import Simulation, Simulator, simulate

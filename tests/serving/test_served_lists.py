@@ -7,9 +7,9 @@ import pytest
 from table_testing import dictionary_of
 from test_scorer import Asked, Tensor, raw
 
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.serving.server import backend

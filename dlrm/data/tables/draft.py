@@ -9,6 +9,8 @@ from itertools import permutations
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.schema.fields import CategoricalField, NumericalField, TimeField
+from dlrm.data.schema.schema import Label, Schema
 from dlrm.data.sources.column_names import check_columns, listed
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables import fields
@@ -16,8 +18,6 @@ from dlrm.data.tables.fields import described, joined, shown, shown_name
 from dlrm.data.tables.samples import Seen
 from dlrm.data.tables.summary import NUMBER, NUMBERS, SURE_MARKERS, Summary
 from dlrm.data.transform.arrays import column_of, texts_of
-from dlrm.data.transform.fields import CategoricalField, NumericalField, TimeField
-from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text
 from dlrm.documents import one_line
 

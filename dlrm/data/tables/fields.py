@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.bags import MAX_LENGTH
+from dlrm.data.schema.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField
 from dlrm.data.tables import names
 from dlrm.data.tables.summary import LISTS, NUMBERS, OTHER, SURE_MARKERS, TEXT, TIMES, Summary
-from dlrm.data.transform.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField
 from dlrm.documents import one_line
 
 NUMBER, ID = "a number", "an id"

@@ -11,7 +11,7 @@ __all__ = ["Transform"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used, since configurations are in this package."""
+    """Imports a public name when it is first used."""
     if name in __all__:
         return getattr(importlib.import_module("dlrm.data.transform.transform"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

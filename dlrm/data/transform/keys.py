@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data import layout
+from dlrm.data.choices import SPELLINGS
+from dlrm.data.schema.schema import CategoricalField
 from dlrm.data.sources.columns import (
     EXPECTED_HEXADECIMAL,
     Parsed,
@@ -17,13 +19,11 @@ from dlrm.data.sources.columns import (
 )
 from dlrm.data.sources.row_error import shown_text
 from dlrm.data.transform.arrays import canonical_texts, text_column
-from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.values import (
     FLOAT64_BITS,
     KEYS_OF_NAN,
     NAN,
     NUMBER,
-    SPELLINGS,
     TEXT,
     KnownTexts,
     canonical,

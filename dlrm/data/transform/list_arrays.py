@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data import bags
+from dlrm.data.schema.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.arrays import Faults, decoded
 from dlrm.data.transform.arrow_types import is_list, is_text
 from dlrm.data.transform.rows import length_problem, split_text, too_long
-from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 
 
 def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:

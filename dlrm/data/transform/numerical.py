@@ -8,6 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.choices import SPELLINGS
+from dlrm.data.schema.schema import NumericalField, Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Parsed
 from dlrm.data.sources.row_error import shown_text
@@ -22,8 +24,7 @@ from dlrm.data.transform.arrays import (
     utf_8,
 )
 from dlrm.data.transform.arrow_types import is_text
-from dlrm.data.transform.schema import NumericalField, Schema
-from dlrm.data.transform.values import MOST_EXACT, SPELLINGS, canonical_text, number_text
+from dlrm.data.transform.values import MOST_EXACT, canonical_text, number_text
 
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names

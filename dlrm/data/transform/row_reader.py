@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.bags import Jagged
+from dlrm.data.schema.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.arrays import (
@@ -35,7 +36,6 @@ from dlrm.data.transform.list_arrays import (
 )
 from dlrm.data.transform.numerical import NO_NUMBER, label_reader, numbers
 from dlrm.data.transform.rows import Column, FieldRows, cross_columns
-from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.times import times
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER

@@ -7,9 +7,9 @@ import numpy as np
 
 from dlrm.data import bags
 from dlrm.data.bags import Jagged
+from dlrm.data.schema.schema import CategoricalField, Schema
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.transform.schema import CategoricalField, Schema
 
 Column = Parsed | Coded | Jagged
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import Schema
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 

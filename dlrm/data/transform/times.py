@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.schema.fields import TIME_UNITS, TimeField
 from dlrm.data.sources.row_error import shown_text
 from dlrm.data.transform.arrays import Faults, as_text, distinct_of, plain_texts
 from dlrm.data.transform.arrow_types import is_text
-from dlrm.data.transform.fields import TIME_UNITS, TimeField
 from dlrm.data.transform.values import canonical_text
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds

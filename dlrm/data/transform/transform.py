@@ -15,6 +15,9 @@ import numpy as np
 
 from dlrm.data import layout
 from dlrm.data.bags import Ids, Jagged, ListField, ids_in, lists_in
+from dlrm.data.schema.logs import is_log, log_schema
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     Coded,
@@ -32,11 +35,8 @@ from dlrm.data.transform.dictionaries import (
     checksum,
     frequency_limits,
 )
-from dlrm.data.transform.logs import is_log, log_schema
 from dlrm.data.transform.lookup import IdLookup, hash_u64
-from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.rows import Column, bags_of
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBERS_IN_TEXT, KnownTexts, is_number_type
 from dlrm.files import write_array
 

@@ -14,14 +14,13 @@ from functools import cached_property
 
 import numpy as np
 
+from dlrm.data.choices import SPELLINGS
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
 
 TEXT, NUMBER, BOOLEAN, TIME = "text", "number", "boolean", "time"
 NUMBERS_IN_TEXT = "string of numbers"  # type of a field that had no other texts
 _NUMBER_TYPES = ("int", "uint", "float", "halffloat", "double", "decimal")  # names in Arrow
-SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), "true")}
-SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), "false")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+", re.ASCII)
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)"

@@ -12,7 +12,7 @@ from dlrm.preproc.spark.session import ENGINES
 from dlrm.settings import setting
 
 if TYPE_CHECKING:
-    from dlrm.data.transform.schema import Schema
+    from dlrm.data.schema.schema import Schema
 
 HALVES = ("all", "first", "second")
 DATASET = "binary_dataset"
@@ -63,8 +63,8 @@ class LogOptions(PreparationOptions):
         Raises:
             ValueError: the frequency limit is none, or is one of a column that is not categorical.
         """
+        from dlrm.data.schema.logs import log_schema
         from dlrm.data.transform.dictionaries import frequency_limits
-        from dlrm.data.transform.logs import log_schema
 
         shape = self.log_format
         numbers = shape.num_numerical, shape.num_categorical

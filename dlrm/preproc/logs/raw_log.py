@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources import text_files
 from dlrm.data.sources.log_lines import LONGEST_LINE, LogFormat, explain, parse_lines
 from dlrm.data.sources.row_error import LEAVES_OUT, RowError
 from dlrm.data.sources.text_files import BROKEN, ByteRange, open_bytes
 from dlrm.data.transform.rows import FieldRows
-from dlrm.data.transform.schema import Schema
 from dlrm.files import staged_file
 from dlrm.preproc.source import Read, Rejected
 

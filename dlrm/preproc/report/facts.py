@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data import layout
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import NumericalField
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import NumericalField
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.report.page import page
 from dlrm.preproc.report.statistics import (

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlrm.data import layout
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.schema import Schema
 from dlrm.preproc.division import facts
 from dlrm.preproc.options import PreparationOptions, SplitConfig
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.spark.session import open_engine
 from dlrm.preproc.tables.options import TableOptions

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.parts import Part
 from dlrm.data.transform.row_reader import RowReader
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.source import Read, Rejected

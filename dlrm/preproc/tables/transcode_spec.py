@@ -10,7 +10,7 @@ from pyarrow import csv
 
 from dlrm.data.clicks.feature_spec import CHANNELS, is_list_of_text, read_sections
 from dlrm.data.names import SPLITS
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.documents import brief
 from dlrm.files import within
 from dlrm.preproc.tables.preset import plain_schema

@@ -10,9 +10,9 @@ from typing import Any, TextIO
 
 from dlrm.command_line import say, say_error
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
 from dlrm.flags import Values

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.metrics.ranked import check_weights
 
 _NPY = ".npy"

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from dlrm.data.transform.schema import Schema
+from dlrm.data.schema.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.serving.importance import Sample
 from dlrm.serving.predictor import Predictor, field_names

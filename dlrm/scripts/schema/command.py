@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dlrm.command_line import flags_of, free_name, shell_line
+from dlrm.data.schema.fields import Cross
+from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.draft import Draft, draft
 from dlrm.data.tables.fields import shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
-from dlrm.data.transform.fields import Cross
-from dlrm.data.transform.schema import Schema
 from dlrm.documents import one_line
 from dlrm.files import write_atomically
 from dlrm.flags import Values

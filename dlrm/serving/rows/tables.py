@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.arrays import array_of
 from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.rows import FieldRows, missing_features
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares

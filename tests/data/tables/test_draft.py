@@ -9,11 +9,11 @@ import pytest
 import yaml
 from tables_testing import COLUMNAR
 
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import Seen, batches_of
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 
 ROWS = 3000
 LABELS = np.random.default_rng(1).permutation(np.arange(ROWS) % 3 == 0).astype(int)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import strategies as st
 
 import dlrm
+from dlrm.data.schema.schema import TimeField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
-from dlrm.data.transform.schema import TimeField
 
 ROWS = 2000
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)

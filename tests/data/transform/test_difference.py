@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from table_testing import dictionary_of, table_transform
 
+from dlrm.data.schema.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.data.transform.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.transform import Transform
 
 HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)

@@ -8,14 +8,14 @@ from column_testing import transform_texts
 from hypothesis import given, strategies as st
 from table_testing import dictionary_of
 
+from dlrm.data.schema.fields import Cross
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.fields import Cross
-from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.numerical import label_reader
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 from dlrm.data.transform.transform import Transform, stack_ids
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -9,6 +9,8 @@ import pytest
 from column_testing import text_column, transform_texts
 
 from dlrm.data import layout
+from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.data.schema.schema import CategoricalField
 from dlrm.data.sources.columns import (
     Coded,
     OfKeys,
@@ -20,8 +22,6 @@ from dlrm.data.sources.columns import (
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.dictionaries import frequency_limits
 from dlrm.data.transform.keys import FieldKeys
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
-from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.transform import Transform
 
 

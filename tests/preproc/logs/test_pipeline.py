@@ -13,11 +13,11 @@ from tables_testing import contents
 
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.schema.fields import Cross
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.fields import Cross
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import read_manifest
 from dlrm.preproc.errors import TaskError

@@ -13,11 +13,11 @@ from tables_testing import check_bad_row, prepare, write_table
 
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.row_reader import RowReader
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 

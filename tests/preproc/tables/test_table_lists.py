@@ -12,11 +12,11 @@ from tables_testing import check_bad_row, contents, prepare, write_table
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import batches_of
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.errors import TaskError

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tables_testing import contents, prepare
 
-from dlrm.data.transform.logs import log_schema
+from dlrm.data.schema.logs import log_schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.errors import TaskError
 

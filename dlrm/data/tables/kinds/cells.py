@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.rows import split_text
-from dlrm.data.transform.schema import Schema
 
 Cell = str | list[str | None] | None
 

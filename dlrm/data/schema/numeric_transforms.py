@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from dlrm.data import layout
+from dlrm.data.schema.numbers import Fitted, Sums
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.numbers import Fitted, Sums
 
 _NONE, _UNFITTED = np.empty(0), Fitted()
 _GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max

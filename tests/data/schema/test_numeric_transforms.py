@@ -10,11 +10,11 @@ import pytest
 import dlrm
 from dlrm.data import layout
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
+from dlrm.data.schema.numbers import Fitted
+from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.data.schema.schema import NumericalField, Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
-from dlrm.data.transform.schema import NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, strategies as st
 from table_oracle import bins_of, hash_text, scale, splitmix64
 
+from dlrm.data.schema.numbers import Sums, bin_edges, ordered, unordered
 from dlrm.data.sources import columns as sources
 from dlrm.data.sources.columns import TextColumn, hash_texts, stripped
-from dlrm.data.transform.numbers import Sums, bin_edges, ordered, unordered
 from dlrm.preproc.division import smallest_hashes
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

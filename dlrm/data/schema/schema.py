@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dlrm.data.schema.entries import read_map, without_defaults
+from dlrm.data.schema.fields import CategoricalField, Cross, Label, NumericalField, TimeField
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.entries import read_map, without_defaults
-from dlrm.data.transform.fields import CategoricalField, Cross, Label, NumericalField, TimeField
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features

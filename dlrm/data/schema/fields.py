@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 
 from dlrm.data import layout
 from dlrm.data.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
-from dlrm.data.transform.values import SPELLINGS
+from dlrm.data.choices import SPELLINGS
+from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.documents import brief
 from dlrm.settings import REQUIRED, setting, settings_of
 

@@ -7,8 +7,8 @@ from functools import cache
 
 from dlrm.data.choices import CRITEO_TRANSFORMS
 from dlrm.data.layout import field_names
+from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.sources.text_format import NONE, TextFormat
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.limits import check_features
 
 LABEL = "label"

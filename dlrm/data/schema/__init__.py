@@ -1,0 +1,1 @@
+"""The meaning of columns, without their values: fields, labels, and transforms of numbers."""
