@@ -31,5 +31,9 @@ def test_the_image_of_the_server_has_the_pinned_packages(root):
         r"^RUN pip install (.*)$", (root / "triton" / "Dockerfile").read_text(), re.M
     )
     packages = [word for word in words[0].split() if not word.startswith("--")]
-    assert {package.partition("==")[0] for package in packages} == {"numpy", "onnxruntime"}
+    assert {package.partition("==")[0] for package in packages} == {
+        "numpy",
+        "onnxruntime",
+        "pyarrow",
+    }
     assert set(packages) <= set((root / "constraints.txt").read_text().splitlines())

@@ -48,17 +48,18 @@ class Read(NamedTuple):
 
     def text(self, row: int) -> str:
         """Returns a row as text, for lists of rows that were left out."""
+        import pyarrow as pa
+
         from dlrm.data.tables.kinds.text import PROBLEM
         from dlrm.data.transform.arrays import texts_of
 
         values = []
         for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
-            value = column[row].as_py()
             if name == PROBLEM:
-                if value is not None:
-                    return value.partition("\t")[2]
-            elif isinstance(value, list):
-                values.append(f"{name}={value}")
+                if column[row].is_valid:
+                    return column[row].as_py().partition("\t")[2]
+            elif pa.types.is_nested(column.type):
+                values.append(f"{name}={column[row].as_py()}")
             else:
                 texts, codes = texts_of(name, column.slice(row, 1))
                 values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")

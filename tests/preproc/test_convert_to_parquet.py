@@ -47,7 +47,7 @@ def table():
     return {
         "kind": np.where(random.random(ROWS) < 0.3, "yes", "no").tolist(),
         "x": random.normal(0, 3, ROWS).tolist(),
-        "weight": (random.integers(0, 64, ROWS) / 16).tolist(),
+        "weight": (random.integers(1, 64, ROWS) / 16).tolist(),
         **{name: [cities[i % 67] for i in random.zipf(1.4, ROWS)] for name in CITIES},
         "number": (random.zipf(1.3, ROWS) % 100 - 20).tolist(),
         "when": [begin + timedelta(seconds=i) for i in range(ROWS)],
