@@ -138,8 +138,8 @@ py::tuple hexadecimals_of(const Array<uint8_t>& data, const Array<int64_t>& star
                           const Array<int64_t>& ends) {
   Array<bool> bad(starts.size());
   bool* next = bad.mutable_data();
-  auto numbers = of_texts<uint64_t>(
-      data, starts, ends, [&next](const uint8_t* begin, const uint8_t* end) {
+  auto numbers =
+      of_texts<uint64_t>(data, starts, ends, [&next](const uint8_t* begin, const uint8_t* end) {
         const auto *p = reinterpret_cast<const char*>(begin),
                    *last = reinterpret_cast<const char*>(end);
         uint64_t number;
