@@ -21,7 +21,7 @@ from dlrm.api.temporary import temporary_directory
 from dlrm.data import layout
 from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.formats.base import TableFile
 from dlrm.files import check_all_local, check_outside
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.options import IncrementConfig, SplitConfig

@@ -48,7 +48,7 @@ class Read(NamedTuple):
 
     def text(self, row: int) -> str:
         """Returns a row as text, for lists of rows that were left out."""
-        from dlrm.data.tables.kinds.text import PROBLEM
+        from dlrm.data.tables.formats.text import PROBLEM
         from dlrm.data.transform.arrays import texts_of
 
         values = []

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.tables.kinds.columnar import arrow_errors, first_line
+from dlrm.data.tables.formats.columnar import arrow_errors, first_line
 from dlrm.data.transform.arrays import array_of_values
 from dlrm.data.transform.arrow_types import plain_array, plain_field
 from dlrm.files import staged_file

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.row_error import RowError, shown_text
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.tables.frames import is_frame
-from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.arrays import array_of, array_of_values, bits_of, kind_of_values
 from dlrm.data.transform.keys import FieldKeys
 from dlrm.data.transform.transform import Transform
