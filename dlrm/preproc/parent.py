@@ -57,7 +57,7 @@ class Parent:
     def sizes(self) -> list[int]:
         """Returns the number of values of each dictionary; 0 if it has none, or has ids."""
         dictionaries = self.fitted.dictionaries
-        return [0 if one.kind == "id" else len(one) for one in dictionaries]
+        return [0 if one.type == "id" else len(one) for one in dictionaries]
 
     def columns(self, columns: Sequence[CountedColumn]) -> list[CountedColumn]:
         """Returns what to fit: ids beside those there are, and bins unless these are kept."""
@@ -105,10 +105,10 @@ class Parent:
         numbers = self.fitted.numerical if keeps else fitted_numbers(schema, counted)
         new, dictionaries = fitted_dictionaries(schema, counted, values), []
         for place, (old, more) in enumerate(zip(self.fitted.dictionaries, new, strict=True)):
-            size = max(len(old), len(more)) if old.kind == "id" else len(old) + len(more)
-            if old.kind != "id":
+            size = max(len(old), len(more)) if old.type == "id" else len(old) + len(more)
+            if old.type != "id":
                 _write(directory, place, old, more)
-            dictionaries.append(Dictionary.load(directory, place, size, old.kind))
+            dictionaries.append(Dictionary.load(directory, place, size, old.type))
         places = self.fitted.dictionary_of
         types = [  # new texts may be no numbers
             type if counted.only_numbers[places[i]] or type != NUMBERS_IN_TEXT else "string"

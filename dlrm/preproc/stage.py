@@ -101,7 +101,7 @@ def open_run(
 def _write_lookups(places: Sequence[int], transform: str, folder: str) -> int:
     fitted = Transform.load(transform)
     for place in places:
-        if fitted.dictionaries[place].kind != "id":
+        if fitted.dictionaries[place].type != "id":
             fitted.check(place)
             IdLookup.write(fitted.dictionaries[place].keys, folder, place)
     return len(places)

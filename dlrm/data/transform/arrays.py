@@ -91,20 +91,20 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         array = pa.array(values, from_pandas=True)
     except OverflowError:
         array = pa.array(values, pa.uint64(), from_pandas=True)
-    kind = array.type
-    if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
+    dtype = array.type
+    if pa.types.is_floating(dtype):  # of which Arrow keeps the NaN of numpy
         has_nan = np.isnan(array.to_numpy(zero_copy_only=False)).any()
-        return _without_nan(array).cast(kind) if has_nan else array
-    if pa.types.is_temporal(kind):
+        return _without_nan(array).cast(dtype) if has_nan else array
+    if pa.types.is_temporal(dtype):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
             time for time, valid in zip(values, array.is_valid().to_pylist(), strict=True) if valid
         ]
-        kinds = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
-        if len(kinds) > 1:
+        forms = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
+        if len(forms) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
-        if pa.types.is_timestamp(kind) and any(getattr(time, "nanosecond", 0) for time in there):
-            return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
+        if pa.types.is_timestamp(dtype) and any(getattr(time, "nanosecond", 0) for time in there):
+            return pa.array(values, pa.timestamp("ns", dtype.tz), from_pandas=True)
     return array
 
 
@@ -140,24 +140,24 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
 
     NaN is no value: it has the index of null.
     """
-    kind = array.type
-    if pa.types.is_null(kind):
+    dtype = array.type
+    if pa.types.is_null(dtype):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(dtype):
         hint = " (max_length in the schema makes a field one of lists)"
         raise ValueError(
-            f"column {name!r}: expected a value a row, got the type {kind}"
-            + hint * (not pa.types.is_struct(kind))
+            f"column {name!r}: expected a value a row, got the type {dtype}"
+            + hint * (not pa.types.is_struct(dtype))
         )
-    if isinstance(kind, pa.ExtensionType):
-        array, kind = array.storage, array.storage.type
-    if is_text(kind) and len(array) <= _FEW and not array.null_count:
+    if isinstance(dtype, pa.ExtensionType):
+        array, dtype = array.storage, array.storage.type
+    if is_text(dtype) and len(array) <= _FEW and not array.null_count:
         return array, np.arange(len(array), dtype=np.int32)
-    if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
-        array, kind = array.dictionary_decode(), kind.value_type
-    if pa.types.is_floating(kind):
+    if pa.types.is_dictionary(dtype) and pa.types.is_floating(dtype.value_type):
+        array, dtype = array.dictionary_decode(), dtype.value_type
+    if pa.types.is_floating(dtype):
         array = _without_nan(array)
-    if not pa.types.is_dictionary(kind):
+    if not pa.types.is_dictionary(dtype):
         array = array.dictionary_encode()
     elif array.dictionary.null_count:
         array = array.dictionary_decode().dictionary_encode()
@@ -215,29 +215,29 @@ def floats_of(array: pa.Array) -> pa.Array | None:
     return None if (np.isnan(values) & ~missing).any() else pa.array(values, mask=missing)
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    fixed = pa.types.is_fixed_size_binary(kind)
-    return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _is_binary(dtype: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_binary(dtype)
+    return fixed or pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype)
 
 
-def bits_of(kind: pa.DataType) -> int:
+def bits_of(dtype: pa.DataType) -> int:
     """Returns the bits of the integers that a type has all of, if it is one of floats."""
-    return {pa.float16(): 11, pa.float32(): 24}.get(decoded(kind), FLOAT64_BITS)
+    return {pa.float16(): 11, pa.float32(): 24}.get(value_type(dtype), FLOAT64_BITS)
 
 
-def decoded(kind: pa.DataType) -> pa.DataType:
+def value_type(dtype: pa.DataType) -> pa.DataType:
     """Returns the type of values, of which an array may have indices."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
-def kind_of_values(kind: pa.DataType) -> str:
-    """Returns the kind of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
-    kind = decoded(kind)
-    if pa.types.is_boolean(kind):
+def value_class(dtype: pa.DataType) -> str:
+    """Returns the class of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
+    dtype = value_type(dtype)
+    if pa.types.is_boolean(dtype):
         return BOOLEAN
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
         return NUMBER
-    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
+    of_time = pa.types.is_timestamp(dtype) or pa.types.is_date(dtype) or pa.types.is_time(dtype)
     return TIME if of_time else TEXT
 
 
@@ -247,13 +247,13 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
     Raises:
         ValueError: the values have no such text.
     """
-    kind = array.type
-    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
+    dtype = array.type
+    if pa.types.is_interval(dtype) or pa.types.is_duration(dtype):
         raise ValueError(
             f"column {name!r}: expected values such as text, numbers or times, got the type "
-            f"{kind}; convert it to a number of seconds"
+            f"{dtype}; convert it to a number of seconds"
         )
-    if pa.types.is_float32(kind):  # the shortest text, as in CSV: 0.1, which float64 says longer
+    if pa.types.is_float32(dtype):  # the shortest text, as in CSV: 0.1, which float64 says longer
         texts = map(str, array.to_numpy(zero_copy_only=False))
         return pa.array([*texts], pa.large_string(), mask=are_null(array))
     return as_text(array)
@@ -261,10 +261,10 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
 
 def as_text(array: pa.Array) -> pa.Array:
     """Returns values as text: whole numbers without a point, booleans as true and false."""
-    kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    dtype = array.type
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return array
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(dtype):
         values = array.cast(pa.float64()).fill_null(0.0).to_numpy()
         whole = (np.floor(values) == values) & (np.abs(values) < MOST_EXACT)
         integers = np.where(whole, values, 0.0).astype(np.int64)
@@ -273,7 +273,7 @@ def as_text(array: pa.Array) -> pa.Array:
         rows = zip(whole.tolist(), integers.tolist(), values.tolist(), strict=True)
         texts = [str(integer) if is_whole else repr(value) for is_whole, integer, value in rows]
         return pa.array(texts, pa.large_string(), mask=are_null(array))
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(dtype):
         decimals = array.to_pylist()
         of_decimals = [None if d is None else number_text(format(d, "f")) for d in decimals]
         return pa.array(of_decimals, pa.large_string())

@@ -127,7 +127,7 @@ class Transform:
         """
         limits = frequency_limits(frequency_limit, num_numerical, len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
-        made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
+        made = [Dictionary(keys, type="hexadecimal") for keys in dictionaries]
         return cls(schema, [Fitted()] * num_numerical, made, ["string"] * len(made))
 
     @classmethod
@@ -280,13 +280,13 @@ class Transform:
         elif native.served is not None:
             _ = self._native_lookups
         for place, dictionary in enumerate(self.dictionaries):
-            if dictionary.kind != "id":
+            if dictionary.type != "id":
                 self.lookup(place)
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
         """Loads lookups from files, so that processes share them; see `IdLookup.load`."""
         self._lookups = [
-            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
+            None if d.type == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
             for i, d in enumerate(self.dictionaries)
         ]
 
