@@ -230,9 +230,9 @@ def _lists(
 
 def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     """Returns the type of a table's values, and a function from ids to values."""
-    place = fitted.dictionary_of[table]
-    fitted.check(place)
-    dictionary = fitted.dictionaries[place]
+    index = fitted.dictionary_of[table]
+    fitted.check(index)
+    dictionary = fitted.dictionaries[index]
     if dictionary.type == "id":
         return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
     if dictionary.type == "integer":
@@ -258,11 +258,11 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     every = values_of(keys) if len(keys) <= _GROUP_ROWS else None
 
     def decode(ids: np.ndarray) -> pa.Array:
-        places = ids.astype(np.int64) - 1
-        has_value = (places >= 0) & (places < len(keys))  # others have no single value
+        indices = ids.astype(np.int64) - 1
+        has_value = (indices >= 0) & (indices < len(keys))  # others have no single value
         if every is not None:
-            return every.take(pa.array(places, mask=~has_value))
-        values = values_of(keys[places[has_value]])
+            return every.take(pa.array(indices, mask=~has_value))
+        values = values_of(keys[indices[has_value]])
         return values.take(pa.array(np.cumsum(has_value) - 1, mask=~has_value))
 
     return dtype, decode

@@ -17,7 +17,7 @@ from dlrm.preproc.source import Part, Read, Rejected, Source, Target
 if TYPE_CHECKING:
     from dlrm.preproc.fitting import Counted
 
-TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
+TRAIN, TEST, VALIDATION = range(3)  # indices in layout.SPLITS
 DROPPED = -1
 # Added to the seed, so that choices are independent.
 _DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002
@@ -124,8 +124,8 @@ class Ranges:
 
     def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
         """Returns the split of each row, as `Divider` does."""
-        places = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
-        return np.array(self.splits, np.int8)[places], []
+        indices = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
+        return np.array(self.splits, np.int8)[indices], []
 
     def count(self, parts: Sequence[Part]) -> np.ndarray:
         """Returns the number of rows of each part in each split, int64 `[parts, 3]`."""
@@ -219,8 +219,8 @@ def readable(
 
 def _named_splits(name: str, read: Read) -> tuple[np.ndarray, list[RowError]]:
     texts, codes = read.texts_of(name)
-    places = {split: place for place, split in enumerate(layout.SPLITS)}
-    known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
+    index_of = {split: index for index, split in enumerate(layout.SPLITS)}
+    known = np.array([index_of.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
     splits = known[codes]
     bad = [
         RowError(row, f"expected train, test or validation, got {_shown(texts, codes[row])}", name)
@@ -237,7 +237,7 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
     """Returns the limit below which exactly the wanted number of rows have their hash.
 
     Hashes of different numbers differ, so there is such a limit. They are spread evenly, so the
-    search covers some standard deviations around its expected place, then a wider range.
+    search covers some standard deviations around its expected value, then a wider range.
     """
     if count <= 0:
         return 0

@@ -252,15 +252,15 @@ def fit(
 
 def _check_splits(rows: np.ndarray, divider: Divider) -> None:
     """Raises ValueError if there is no training row, or if a requested split is empty."""
-    for place in divider.splits:
-        if not rows[place]:
+    for split in divider.splits:
+        if not rows[split]:
             flags = ", ".join(
                 f"--{name} {value}"
                 for name, value in vars(divider.division).items()
                 if value and name not in ("seed", "keep_negatives")
             )
             raise ValueError(
-                f"no row is {layout.SPLITS[place]}, of {int(rows.sum())} rows"
+                f"no row is {layout.SPLITS[split]}, of {int(rows.sum())} rows"
                 + (f" ({flags})" if flags else "")
             )
 
@@ -355,7 +355,7 @@ def _span(divided: Divided, target: Target, layout: Layout) -> Span:
     size = layout.bytes_of(target)
     if target.shuffled or not target.rows:
         return Span(size, 0, 1 << 64)
-    parts = [divided.parts[place] for place in np.flatnonzero(divided.rows[:, target.split])]
+    parts = [divided.parts[i] for i in np.flatnonzero(divided.rows[:, target.split])]
     return Span(size, parts[0].first_row, parts[-1].first_row + parts[-1].rows)
 
 

@@ -156,7 +156,7 @@ def copy(part: TextPart, path: str) -> Measured:
     """Copies a file to a stream of Arrow, with the columns `LINE` and `PROBLEM`.
 
     Raises:
-        ValueError: the file is damaged, or a column is missing; the message has file and place.
+        ValueError: the file is damaged, or a column is missing; the message has file and line.
     """
     how = part.how._replace(floats=())  # which batches have in different types
     batches = _read(part._replace(how=how), [*how.columns, LINE, PROBLEM])
@@ -177,7 +177,7 @@ def measure(part: Part) -> list[Measured | None]:
     """Counts the rows of files; None if rows of a range of lines may have several of them.
 
     Raises:
-        ValueError: a file is damaged, or a column is missing; the message has file and place.
+        ValueError: a file is damaged, or a column is missing; the message has file and line.
     """
     return list(map(_measure, part.parts))
 

@@ -39,7 +39,7 @@ class Faults:
             if row not in self._by_row:
                 self._by_row[row] = RowError(row, problem(row), column)
 
-    def add_places(
+    def add_distinct(
         self, column: str, codes: np.ndarray, problems: dict[int, str], missing: int
     ) -> None:
         """Adds rows whose distinct value is bad, by its index; `missing` is that of -1."""
@@ -70,10 +70,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     Raises:
         ValueError: no column has that name, or two have.
     """
-    place = batch.schema.get_field_index(name)
-    if place < 0:  # no column has the name, or several have it
+    index = batch.schema.get_field_index(name)
+    if index < 0:  # no column has the name, or several have it
         check_columns("", batch.schema.names, [name])
-    array = batch.column(place)
+    array = batch.column(index)
     if isinstance(array, pa.ExtensionArray):
         if array.type.extension_name != "arrow.uuid":
             return array.storage
@@ -131,7 +131,7 @@ def distinct_of(
     raw, codes = dictionary_encoded(name, array)
     distinct, problems = utf_8(raw)
     if faults is not None:
-        faults.add_places(name, codes, problems, len(distinct))
+        faults.add_distinct(name, codes, problems, len(distinct))
     return distinct, codes
 
 
@@ -197,10 +197,10 @@ def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         return distinct, {}
     except pa.ArrowInvalid:
         texts, problems = [], {}
-        for place, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
+        for index, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
             texts.append(raw.decode("utf-8", "backslashreplace"))
             if texts[-1].encode() != raw:
-                problems[place] = f"expected UTF-8, got {shown_text(raw)}"
+                problems[index] = f"expected UTF-8, got {shown_text(raw)}"
         return pa.array(texts, pa.large_string()), problems
 
 
@@ -290,12 +290,12 @@ def text_column(array: pa.Array) -> TextColumn:
     wide = pa.types.is_large_string(array.type)
     _, offsets, data = array.buffers()
     if offsets is None:
-        places = np.zeros(1, np.int64)
+        bounds = np.zeros(1, np.int64)
     else:
         every = np.frombuffer(offsets, np.int64 if wide else np.int32).astype(np.int64)
-        places = every[array.offset : array.offset + len(array) + 1]  # type: ignore[assignment]
+        bounds = every[array.offset : array.offset + len(array) + 1]  # type: ignore[assignment]
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return TextColumn(content, places[:-1], places[1:])
+    return TextColumn(content, bounds[:-1], bounds[1:])
 
 
 def array_of(column: TextColumn) -> pa.Array:
@@ -305,6 +305,6 @@ def array_of(column: TextColumn) -> pa.Array:
     if len(lengths) and (column.starts[1:] == column.ends[:-1]).all():
         data = column.data[column.starts[0] : column.ends[-1]]
     else:
-        places = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
-        data = column.data[places] if len(places) else np.empty(0, np.uint8)
+        indices = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
+        data = column.data[indices] if len(indices) else np.empty(0, np.uint8)
     return text_array(ends, data.tobytes())

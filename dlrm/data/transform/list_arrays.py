@@ -96,5 +96,5 @@ def checked_weights(
     if (same := of_weights == lengths).all():
         return numbers
     made = np.zeros(int(lengths.sum()), bags.WEIGHTS_DTYPE)
-    made[bags.places_of(lengths, same)[0]] = numbers[bags.places_of(of_weights, same)[0]]
+    made[bags.indices_of(lengths, same)[0]] = numbers[bags.indices_of(of_weights, same)[0]]
     return made

@@ -112,7 +112,7 @@ def _of_texts(
     distinct, codes = distinct_of(field.column, array, faults) if coded else (array, None)
     if not coded:
         distinct, problems = utf_8(array)
-        faults.add_places(field.column, np.arange(len(array)), problems, len(array))
+        faults.add_distinct(field.column, np.arange(len(array)), problems, len(array))
     column = text_column(distinct)
     values = np.full(len(distinct), np.nan)
     if native.host is not None and not (field.true_values or field.false_values):
@@ -132,7 +132,7 @@ def _of_texts(
     values[missing] = 0.0
     if codes is None:
         codes = np.where(are_null(distinct), -1, np.arange(len(distinct)))
-    faults.add_places(field.column, codes, problems, len(distinct))
+    faults.add_distinct(field.column, codes, problems, len(distinct))
     return np.append(values, 0.0)[codes], np.append(missing, True)[codes]
 
 

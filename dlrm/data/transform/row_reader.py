@@ -147,7 +147,7 @@ class RowReader:
                 values[index] = self._is_positive(text)
             except ValueError as error:
                 problems[index] = str(error)
-        faults.add_places(name, codes, problems, len(distinct))
+        faults.add_distinct(name, codes, problems, len(distinct))
         return values[codes]
 
     def _number(self, field: NumericalField, batch: pa.RecordBatch, faults: Faults) -> Parsed:
@@ -181,7 +181,7 @@ class RowReader:
             problems |= not_utf_8
             texts = array_of(column) if column is not None and self._texts else None
             earlier = self._earlier[name] = _Keyed(raw, form, keys, missing, problems, texts)
-        faults.add_places(name, codes, earlier.problems, len(raw))
+        faults.add_distinct(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             present = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
             codes = present.take(codes, mode="wrap")
@@ -232,7 +232,7 @@ class RowReader:
             distinct, codes = distinct_of(name, array, faults)
             problems = dict[int, str]()
             (keys, missing), _ = self._groups[name].of(distinct, problems, bits=bits_of(array.type))
-            faults.add_places(name, codes, problems, len(distinct))
+            faults.add_distinct(name, codes, problems, len(distinct))
             absent = np.append(missing, True)
             faults.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]

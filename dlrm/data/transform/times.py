@@ -83,12 +83,12 @@ def _times_of_text(field: TimeField, array: pa.Array, faults: Faults) -> np.ndar
     distinct, codes = distinct_of(field.column, array, faults)
     cells = [*plain_texts(distinct), ""]
     values, problems = np.zeros(len(cells), np.int64), dict[int, str]()
-    for place, cell in enumerate(cells):
+    for index, cell in enumerate(cells):
         try:
-            values[place] = microseconds(cell, field)
+            values[index] = microseconds(cell, field)
         except ValueError as error:
-            problems[place] = str(error)
-    faults.add_places(field.column, codes, problems, len(distinct))
+            problems[index] = str(error)
+    faults.add_distinct(field.column, codes, problems, len(distinct))
     return values[codes]
 
 

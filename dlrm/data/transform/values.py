@@ -142,25 +142,25 @@ def replaced(
     first, of_distinct = rows, np.arange(len(rows))
     if len(rows) > _FEW:  # each text once, as values mostly repeat
         hashes = hash_texts(TextColumn(data, starts[rows], ends[rows]))
-        _, places, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
-        first = rows[places]
+        _, indices, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
+        first = rows[indices]
     changed: dict[int, bytes] = {}
     whole = data.data
-    for place, (begin, end) in enumerate(
+    for index, (begin, end) in enumerate(
         zip(starts[first].tolist(), ends[first].tolist(), strict=True)
     ):
         text = str(whole[begin:end], "utf-8", "surrogateescape")
         new = replace.get(text, text) if isinstance(replace, Mapping) else replace(text)
         if new != text:
-            changed[place] = new.encode("utf-8", "surrogateescape")
+            changed[index] = new.encode("utf-8", "surrogateescape")
     if not changed:
         return column
     new_starts, new_ends = starts[first], ends[first]
-    places = np.fromiter(changed, np.int64, len(changed))
+    indices = np.fromiter(changed, np.int64, len(changed))
     lengths = np.fromiter(map(len, changed.values()), np.int64, len(changed))
     added = b"".join(changed.values())
-    new_ends[places] = len(data) + np.cumsum(lengths)
-    new_starts[places] = new_ends[places] - lengths
+    new_ends[indices] = len(data) + np.cumsum(lengths)
+    new_starts[indices] = new_ends[indices] - lengths
     starts, ends = starts.copy(), ends.copy()
     starts[rows], ends[rows] = new_starts[of_distinct], new_ends[of_distinct]
     every = np.concatenate([data, np.frombuffer(added + bytes(8), np.uint8)])
@@ -349,7 +349,7 @@ _MARKS = np.frombuffer(b".eE+", np.uint8)  # numbers without these have one text
 
 def _has(column: TextColumn, character: int) -> np.ndarray:
     """Returns a mask of texts with a character of ASCII."""
-    places = np.flatnonzero(column.data == character)
-    if not len(places):
+    positions = np.flatnonzero(column.data == character)
+    if not len(positions):
         return np.zeros(len(column.starts), bool)
-    return np.searchsorted(places, column.starts) < np.searchsorted(places, column.ends)
+    return np.searchsorted(positions, column.starts) < np.searchsorted(positions, column.ends)

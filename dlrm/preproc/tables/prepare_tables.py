@@ -141,8 +141,8 @@ def _files(
             raise ValueError(
                 f"--{name}: expected no --test_input and --validation_input beside it, got both"
             )
-    places = enumerate(layout.SPLITS)
-    return files, [place for place, name in places for _ in tables.get(name, ())]
+    numbered = enumerate(layout.SPLITS)
+    return files, [split for split, name in numbered for _ in tables.get(name, ())]
 
 
 @contextmanager
@@ -165,9 +165,9 @@ def _prepare(
 ) -> dict[str, Any]:
     options, origin = run.options, dict[str, Any]()
     if query is not None:  # which Spark writes once per run
-        place = query, _columns(options), run.work.folder("spark")
+        arguments = query, _columns(options), run.work.folder("spark")
         with run.stage("spark"):
-            stored = run.work.once("spark", lambda: read_query(run.engine, *place))
+            stored = run.work.once("spark", lambda: read_query(run.engine, *arguments))
         files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
         origin = {"spark": stored["manifest"]}
     num_rows, parts = 0, list[Part]()

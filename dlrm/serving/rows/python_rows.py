@@ -66,7 +66,7 @@ def _columns_of_rows(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any
         except KeyError:  # `_row` names the row
             pass
     cells = [_row(index, row, names) for index, row in enumerate(rows)]
-    return [[row[place] for row in cells] for place in range(len(names))]
+    return [[row[i] for row in cells] for i in range(len(names))]
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:

@@ -73,7 +73,7 @@ class Shares:
         none = (self._unknown[self._first_table :] == present) & (present > 0) & self._known
         if self._word != "unknown" or not none.any():
             return None
-        names = [self._names[self._first_table + place] for place in np.flatnonzero(none)]
+        names = [self._names[self._first_table + i] for i in np.flatnonzero(none)]
         shown = ", ".join(names[:_MOST_FIELDS]) + ", ..." * (len(names) > _MOST_FIELDS)
         if len(names) == 1:
             return f"no value of {shown} occurred in the training data, so scores ignore it"

@@ -190,13 +190,13 @@ class _RowGroups(Groups):
         return self._metadata.row_group(number).num_rows
 
     def byte_range(self, number: int) -> tuple[int, int]:
-        places = []
+        offsets = []
         for chunk in self._chunks(number):
             begin = chunk.data_page_offset
             if chunk.has_dictionary_page:
                 begin = min(begin, chunk.dictionary_page_offset)
-            places += [begin, begin + chunk.total_compressed_size]
-        return min(places, default=0), max(places, default=0)
+            offsets += [begin, begin + chunk.total_compressed_size]
+        return min(offsets, default=0), max(offsets, default=0)
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         below, values = tuple(f"{name}." for name in columns), 0  # including those of lists
@@ -324,11 +324,11 @@ class _Stream(_Batches):
         mapped.seek(0)
         last = 0
         for message in pa.ipc.MessageReader.open_stream(mapped):
-            place = (last, last := mapped.tell())
+            span = (last, last := mapped.tell())
             if message.type == "record batch":
-                self._messages.append([*heads, place])
+                self._messages.append([*heads, span])
             else:
-                heads.append(place)
+                heads.append(span)
         self.num_groups = len(self._messages)
         if mapped.tell() == last:
             raise pa.ArrowInvalid("the stream has no end; its writer was not closed")
