@@ -48,7 +48,7 @@ class Jagged(NamedTuple):
         weights = None if self.weights is None else self.weights[indices]
         return Jagged(self.values.take(indices), lengths, weights)
 
-    def each(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
         return self.values, indices_of(self.lengths, rows)[0]
 
@@ -110,7 +110,7 @@ def ids_in(column: Ids) -> np.ndarray:
     return column.values if isinstance(column, Jagged) else column
 
 
-def taken(column: Ids, rows: np.ndarray) -> Ids:
+def take_rows(column: Ids, rows: np.ndarray) -> Ids:
     """Returns the ids of the rows that a mask or indices select."""
     return column.take(rows) if isinstance(column, Jagged) else column[rows]
 

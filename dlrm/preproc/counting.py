@@ -218,7 +218,7 @@ class _Counted:
         for i, field in enumerate(self._schema.categorical):
             if field.type == "id":
                 index = self._indices[i]
-                column, chosen = rows.categorical[i].each(kept)
+                column, chosen = rows.categorical[i].flatten(kept)
                 greatest = column.take(chosen).by_row().values.max(initial=0)
                 self._greatest[index] = max(self._greatest[index], int(greatest))
 
@@ -264,7 +264,7 @@ class _FieldCounts:
 
     def add(self, column: Column, texts: Any, rows: np.ndarray) -> Counts:
         """Counts selected rows; returns the counts so far when a batch no longer has the values."""
-        coded, chosen = column.each(rows)
+        coded, chosen = column.flatten(rows)
         if isinstance(coded, Parsed):
             return count_values(coded.take(chosen) if len(chosen) < coded.rows else coded)
         found = Counts(self._keys[:0], self._occurrences[:0])

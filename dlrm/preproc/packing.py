@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data import bags, layout
-from dlrm.data.bags import Jagged, ids_in, starts_within, taken
+from dlrm.data.bags import Jagged, ids_in, starts_within, take_rows
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.rows import extra_dtypes, list_column, missing_features
 from dlrm.data.transform.stored import facts_file
@@ -278,7 +278,7 @@ def _count(
     statistics[target.name].add(read.labels, rows, missing, fitted.own_ids, cut)
     if periods is not None:
         for name, chosen in periods.divide(read.rows.extra["time"]):
-            ids = [taken(column, chosen) for column in rows.ids]
+            ids = [take_rows(column, chosen) for column in rows.ids]
             part = Transformed(rows.numerical[chosen], ids, 0)
             some = missing[:, chosen], fitted.own_ids, cut[:, chosen]
             statistics[name].add(read.labels[chosen], part, *some)

@@ -56,7 +56,7 @@ class SourceBlock(NamedTuple):
     extra: dict[str, np.ndarray] | None = None
 
 
-def taken(
+def iter_scored_blocks(
     predictor: Scoring,
     source: str,
     config: SourceConfig,
@@ -77,14 +77,14 @@ def taken(
         ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
             row.
     """
-    path, taking = check_source(source), _Taking(predictor, config, shares, take, schema)
+    path, rows = check_source(source), _RowSource(predictor, config, shares, take, schema)
     if reads_dataset(predictor, source, config):
-        return taking.dataset(path)
+        return rows.dataset(path)
     if _reads_lines(predictor, path):
-        return taking.log(path)
+        return rows.log(path)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return taking.tables(path)
+    return rows.tables(path)
 
 
 def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool:
@@ -116,8 +116,8 @@ def check_source(source: str) -> Path:
 
 
 @dataclass(frozen=True)
-class _Taking(Generic[T]):
-    """Takes rows of a source of each kind, by the arguments of `taken`."""
+class _RowSource(Generic[T]):
+    """Reads rows of a source of each kind, by the arguments of `iter_scored_blocks`."""
 
     predictor: Scoring
     config: SourceConfig

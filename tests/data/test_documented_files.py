@@ -436,4 +436,4 @@ def test_other_values(read):
     assert scored(output, [["green"], ["red"]]) == [0, 2]
     shares = Shares((), ["c", "d"], [True, True])
     shares.add(np.zeros((2, 2), bool), np.array([[True, False], [True, True]]))
-    assert shares.strangers().startswith("no value of c occurred in the training data")
+    assert shares.unseen_values_warning().startswith("no value of c occurred in the training data")

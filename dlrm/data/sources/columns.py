@@ -64,7 +64,7 @@ class Parsed(NamedTuple):
         """Returns a column without missing values."""
         return cls(values, np.zeros(len(values), bool))
 
-    def each(self, rows: np.ndarray) -> tuple["Parsed", np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple["Parsed", np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
         return self, rows
 
@@ -103,7 +103,7 @@ class Coded(NamedTuple):
         """Returns the rows selected by a mask, indices or a slice."""
         return Coded(self.keys, self.codes[rows])
 
-    def each(self, rows: np.ndarray) -> tuple["Coded", np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple["Coded", np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
         return self, rows
 
@@ -125,7 +125,7 @@ class Coded(NamedTuple):
         return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
 
 
-class OfKeys:
+class CachedByKey:
     """A function of keys, applied to columns.
 
     It remembers the results for the keys of the last `Coded` column, which batches mostly share.

@@ -20,8 +20,8 @@ from dlrm.data.schema.numbers import Fitted
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
+    CachedByKey,
     Coded,
-    OfKeys,
     Parsed,
     TextColumn,
     field_error,
@@ -105,7 +105,7 @@ class Transform:
             for index, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
-        self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
+        self._encode = [CachedByKey(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
 

@@ -67,7 +67,7 @@ class Shares:
         fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
 
-    def strangers(self) -> str | None:
+    def unseen_values_warning(self) -> str | None:
         """Returns a line about fields of which no value was known in training, or None."""
         present = self._rows - self._missing[self._first_table :]
         none = (self._unknown[self._first_table :] == present) & (present > 0) & self._known
