@@ -18,9 +18,9 @@ from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.rows import Column, FieldRows, list_column, single
 from dlrm.data.transform.values import KEYS_OF_NAN
-from dlrm.preproc.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.engine import COUNTS, facts_batch
 from dlrm.preproc.source import Read, Rejected, Source
+from dlrm.preproc.splits import DROPPED, TRAIN, Ranges, Splitter, readable
 
 _MOST_LABELS = 1000  # distinct labels of a part
 BETWEEN = " & "  # the values of a combination in its text
@@ -52,7 +52,7 @@ class CountJob(NamedTuple):
     """
 
     source: Source
-    divider: Divider | Ranges
+    splitter: Splitter | Ranges
     quarantine: bool
     fit: bool = True
     known: tuple[str, Sequence[int]] | None = None
@@ -77,7 +77,7 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBa
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts: dict[str, Any] = {}
     counted = _Counted(job.source.schema)
-    for read, splits in readable(job.source, job.divider, part, rejected, facts, job.most_bad):
+    for read, splits in readable(job.source, job.splitter, part, rejected, facts, job.most_bad):
         if found := counted.add(read, splits, job.fit):
             yield _batch(found, counted.columns, job.known)
     if found := counted.rest():

@@ -18,10 +18,10 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.documents import parse_json
 from dlrm.manifest import Checksum
-from dlrm.preproc.division import Divider, Ranges, readable, splitmix64
 from dlrm.preproc.engine import FACTS, ROWS, facts_batch, slices
 from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.splits import Ranges, Splitter, readable, splitmix64
 
 _WORD = np.dtype("<i4")
 
@@ -38,7 +38,7 @@ class PackJob(NamedTuple):
     """
 
     source: Source
-    divider: Divider | Ranges
+    splitter: Splitter | Ranges
     transform: str
     lookups: str
     targets: Sequence[Target]
@@ -175,7 +175,7 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch
     shape = fitted.num_numerical, fitted.num_categorical, len(fitted.lists)
     statistics = defaultdict[str, Statistics](lambda: Statistics.empty(*shape))
     rejected: list[Rejected] | None = [] if job.quarantine else None
-    for whole, splits in readable(job.source, job.divider, part, rejected):
+    for whole, splits in readable(job.source, job.splitter, part, rejected):
         whole = whole._replace(batch=None)  # which is not copied
         for index, target in enumerate(job.targets):
             if not len(chosen := np.flatnonzero(splits == target.split)):

@@ -20,9 +20,9 @@ from dlrm.data.verification import Verifier
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.preproc.counting import CountedColumn
-from dlrm.preproc.division import TRAIN
 from dlrm.preproc.fitting import NEVER, Counted, fitted_dictionaries, fitted_numbers
 from dlrm.preproc.options import IncrementConfig
+from dlrm.preproc.splits import TRAIN
 
 _KINDS = (layout.KIND, "checkpoint")
 _OF_VALUES = ("frequency_limit", "max_ids")  # which an extension may change

@@ -138,7 +138,7 @@ class Target(NamedTuple):
     Attributes:
         name: name of its directory; "" writes into the directory of the dataset itself.
         rows: number of rows.
-        split: index of its rows in the result of a divider.
+        split: index that a splitter returns for its rows.
         shuffled: whether the rows come in random order.
         labeled: whether the rows have labels.
         num_ids: number of ids of the rows, for each list field.

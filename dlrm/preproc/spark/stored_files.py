@@ -88,12 +88,12 @@ class StoredFiles:
         return Packed(content.getvalue(), {_relative(p): own for p, own in packing.inputs.items()})
 
     def adopt_new(self) -> None:
-        """Makes outlines of the files that tasks have written."""
+        """Creates placeholders of the files that tasks have written."""
         uri = self._run.below("work")
         for entry in open_store(uri).entries(uri.folder):
             path = f"{self.work}/{entry.key.removeprefix(uri.folder)}"
             if path not in _inputs or _inputs[path].entry != entry:
-                _outline(path, Uri(uri.scheme, uri.authority, entry.key), entry)
+                _create_placeholder(path, Uri(uri.scheme, uri.authority, entry.key), entry)
 
     def ship(self, folder: str) -> str:
         """Uploads a folder, once; returns its name."""
@@ -207,8 +207,8 @@ def _relative(path: str) -> str:
     return with_uris(path).replace("://", "/")
 
 
-def _outline(path: str, uri: Uri, entry: Entry) -> None:
-    """Makes a file of the size of an object, with what the driver reads of it."""
+def _create_placeholder(path: str, uri: Uri, entry: Entry) -> None:
+    """Creates a file of the size of an object, with what the driver reads of it."""
     tail = max(entry.size - _TAIL_BYTES, 0)
     ranges = [(0, _HEAD_BYTES, False), (tail, entry.size, False)]
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -253,7 +253,7 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
         shown = [Uri(uri.scheme, uri.authority, listing.name_of(one)) for one in listing.entries]
         made = [f"{root}/{_relative(str(one))}" for one in shown]
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(_outline, made, shown, listing.entries))
+            list(pool.map(_create_placeholder, made, shown, listing.entries))
         return sorted(made) if uri.has_pattern else [f"{root}/{_relative(str(uri)).rstrip('/')}"]
 
     try:

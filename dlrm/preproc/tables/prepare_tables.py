@@ -34,7 +34,6 @@ from dlrm.data.tables.text_parts import (
     measure,
     text_parts,
 )
-from dlrm.preproc.division import Divided, Divider
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.prepare import (
@@ -47,6 +46,7 @@ from dlrm.preproc.prepare import (
 )
 from dlrm.preproc.report.facts import Files, slices_of_files
 from dlrm.preproc.spark.query import SparkQuery, read_query
+from dlrm.preproc.splits import SplitRows, Splitter
 from dlrm.preproc.stage import PreparationRun, open_run
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
@@ -176,14 +176,14 @@ def _prepare(
         num_rows += part.rows
     if not num_rows:
         raise ValueError("expected rows, got none")
-    divider = Divider(options.division, options.schema, num_rows, splits)
+    splitter = Splitter(options.division, options.schema, num_rows, splits)
     known = None
     if run.parent is not None:
         run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
         known = str(run.parent.transform), run.parent.lookups
     fitted = str(run.work.output / layout.TRANSFORM)
-    source = TableSource(options.schema, divider.columns, known, fitted)
-    counted = count(run, source, divider, parts)
+    source = TableSource(options.schema, splitter.columns, known, fitted)
+    counted = count(run, source, splitter, parts)
     quarantine(run, parts, counted)
     found = counted.facts
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, found, strict=True)]
@@ -194,8 +194,8 @@ def _prepare(
     names = [file.path.relative_to(file.root or file.path.parent).as_posix() for file in files]
     if query is not None:  # whose files have other names in each run
         names = [f"part-{number:05d}" for number in range(len(files))]
-    divided = Divided(source, divider, parts, rows, ids, counted)
-    return write_dataset(run, divided, Files(names), columns, origin)
+    split_rows = SplitRows(source, splitter, parts, rows, ids, counted)
+    return write_dataset(run, split_rows, Files(names), columns, origin)
 
 
 def _columns(options: TableOptions) -> list[str]:
