@@ -32,7 +32,7 @@ from dlrm.deployment import export
 from dlrm.serving.exported import ExportedModel
 from dlrm.serving.rows.config import BATCH_SIZE, SourceConfig
 from dlrm.serving.scoring import Scoring, probability, shares_of
-from dlrm.serving.sources import taken
+from dlrm.serving.sources import iter_scored_blocks
 
 NUMBERS, WORDS = [f"number {i}" for i in range(8)], [f"word {i}" for i in range(12)]
 FITTED = 100_000
@@ -55,7 +55,9 @@ def rows(count: int, seed: int) -> pa.Table:
 def ours(model: Scoring, path: Path) -> np.ndarray:
     """Returns scores as `dlrm predict` computes them."""
     shares, config = shares_of(model.transform), SourceConfig(label=False)
-    parts = taken(model, str(path), config, shares, lambda block: model.logits_of(block.inputs))
+    parts = iter_scored_blocks(
+        model, str(path), config, shares, lambda block: model.logits_of(block.inputs)
+    )
     return np.concatenate([probability(part) for part in parts])
 
 

@@ -17,8 +17,8 @@ from pyarrow import feather, orc
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import TaskError
+from dlrm.preproc.splits import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 

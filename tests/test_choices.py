@@ -7,7 +7,7 @@ from dlrm.data import bags, choices as data
 from dlrm.data.schema import fields
 from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.tables.draft import SAMPLE_ROWS
-from dlrm.data.tables.files import KINDS
+from dlrm.data.tables.files import FORMATS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.ops import library as products
@@ -35,7 +35,7 @@ NAMES = {
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
-    "kinds of tables": (data.TABLE_KINDS, KINDS),
+    "formats of tables": (data.TABLE_FORMATS, FORMATS),
     "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
     "ResNets": (vision.RESNETS, resnet.VARIANTS),
     "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),

@@ -129,7 +129,7 @@ class Dataset:
             overwrite: replace an earlier dataset at `output`.
             cores: number of threads; None uses all cores of this machine.
             verbose: print the stages.
-            options: fields of `dlrm.preproc.division.SplitConfig`, such as `test_fraction`,
+            options: fields of `dlrm.preproc.splits.SplitConfig`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
                 `max_bad_lines` and `report` (no report is written by default); and `extend` and
                 `numerics`, for rows that extend the dictionaries of an earlier dataset.

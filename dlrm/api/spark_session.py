@@ -21,7 +21,7 @@ from dlrm.api.temporary import temporary_directory
 from dlrm.data import layout
 from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.formats.base import TableFile
 from dlrm.files import check_all_local, check_outside
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.options import IncrementConfig, SplitConfig
@@ -75,7 +75,7 @@ def run(
             `source` is no data frame.
         verbose: print the stages.
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
-        options: fields of `dlrm.preproc.division.SplitConfig`, such as `test_fraction`,
+        options: fields of `dlrm.preproc.splits.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
             `max_bad_lines` and `report`; and `extend`, also a URI, and `numerics`, for rows
             that extend the dictionaries of an earlier dataset.

@@ -4,7 +4,7 @@ A field whose number among the tables is i has, in each split, in place of `cat_
 
     cat_<i>.values.bin    ids, row after row, in `layout.id_dtype` of the table's cardinality
     cat_<i>.lengths.bin   number of ids of each row, in `lengths_dtype` of the greatest length
-    cat_<i>.starts.bin    int64: the place in the values of each 4,096th row, and last how many ids
+    cat_<i>.starts.bin    int64: the index in the values of each 4,096th row, and last how many ids
                           there are
     cat_<i>.weights.bin   float32, a weight for each id, where the field has weights
 
@@ -44,13 +44,13 @@ class Jagged(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Jagged":
         """Returns the lists of the rows that a mask or indices select."""
-        indices, lengths = places_of(self.lengths, rows)
+        indices, lengths = indices_of(self.lengths, rows)
         weights = None if self.weights is None else self.weights[indices]
         return Jagged(self.values.take(indices), lengths, weights)
 
-    def each(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
-        return self.values, places_of(self.lengths, rows)[0]
+        return self.values, indices_of(self.lengths, rows)[0]
 
     @property
     def rows(self) -> int:
@@ -63,7 +63,7 @@ class Jagged(NamedTuple):
         return self.lengths == 0
 
 
-def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def indices_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the indices of the values of the rows that a mask or indices select, and the lengths
     of these rows; `lengths` are of all rows.
     """
@@ -97,8 +97,8 @@ def check_values(
         index, item = int(valid.argmin()), ""
         row, got = index, values[index]
         if lengths is not None:
-            row, place = row_of(lengths, index)
-            item = f", place {place} of the list"
+            row, position = row_of(lengths, index)
+            item = f", place {position} of the list"
         raise ValueError(f"{path}: row {first_row + row}{item}: expected {expected}, got {got}")
 
 
@@ -110,7 +110,7 @@ def ids_in(column: Ids) -> np.ndarray:
     return column.values if isinstance(column, Jagged) else column
 
 
-def taken(column: Ids, rows: np.ndarray) -> Ids:
+def take_rows(column: Ids, rows: np.ndarray) -> Ids:
     """Returns the ids of the rows that a mask or indices select."""
     return column.take(rows) if isinstance(column, Jagged) else column[rows]
 

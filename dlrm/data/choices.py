@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 VERIFY_DATA = ("first", "always", "never")
-TABLE_KINDS = ("parquet", "orc", "arrow", "csv", "jsonl")
+TABLE_FORMATS = ("parquet", "orc", "arrow", "csv", "jsonl")
 # Numerical transforms by their names in a schema, with the result for a value x.
 NUMERIC_TRANSFORMS = {
     "log": "ln(x + 2), with 0 for a missing x",

@@ -134,29 +134,29 @@ def _columns(
         columns.append(file(spec.file(split, names[0]), names, row, pa.float32()))
     names, sizes = _without_endings(spec), spec.cardinalities
     for i, (feature, name, size) in enumerate(zip(spec.categorical, names, sizes, strict=True)):
-        kind, decode = pa.from_numpy_dtype(dtype := spec.dtype(feature)), pa.array
+        arrow_type, decode = pa.from_numpy_dtype(dtype := spec.dtype(feature)), pa.array
         if decoded and fitted is not None:
-            kind, decode = _decoder(fitted, i)
+            arrow_type, decode = _decoder(fitted, i)
         if feature in spec.lists:
             weights = fitted.fields[i].weights if fitted is not None else None
             weights = weights or f"{name}_weights"
             column = ListColumn(spec, split, feature, spec.num_rows(split))
             verifier.check(filter(None, column.files))
-            columns.append(_lists(column, name, weights, size, kind, decode))
+            columns.append(_lists(column, name, weights, size, arrow_type, decode))
             continue
         path, limits = spec.file(split, feature), (f"an id within 0-{size - 1}", size - 1)
-        columns.append(file(path, [name], dtype, kind, decode, limits))
+        columns.append(file(path, [name], dtype, arrow_type, decode, limits))
     if fitted is not None:
         sources = _extra_sources(fitted.schema)
         taken = {field.name for column in columns for field in column.fields}
         for name, dtype in extra_dtypes(fitted.schema).items():
             path = label.parent / f"{name}.bin"
-            kind = _TIME if name == "time" else pa.from_numpy_dtype(dtype)
+            arrow_type = _TIME if name == "time" else pa.from_numpy_dtype(dtype)
             name = sources[name] if sources[name] not in taken else name
             while name in taken:
                 name += "_"
             taken.add(name)
-            columns.append(file(path, [name], dtype, kind))
+            columns.append(file(path, [name], dtype, arrow_type))
     return columns
 
 
@@ -180,7 +180,7 @@ def _file(
     path: Path,
     names: Sequence[str],
     dtype: np.dtype,
-    kind: pa.DataType,
+    arrow_type: pa.DataType,
     decode: Decode | None = None,
     limits: tuple[str, int] | None = None,
     *,
@@ -190,7 +190,7 @@ def _file(
     """Returns the columns of a file with a value for each name per row.
 
     Args:
-        decode: converts values of a column to `kind`; by default a cast.
+        decode: converts values of a column to `arrow_type`; by default a cast.
         limits: a description of the whole numbers that are expected, and the greatest; None for
             any numbers.
     """
@@ -204,16 +204,16 @@ def _file(
             row = int(wrong.argmax())
             raise ValueError(f"{path}: row {begin + row}: expected {limits[0]}, got {values[row]}")
         columns = values.reshape(len(values), -1).T
-        return [decode(one) if decode else pa.array(one).cast(kind) for one in columns]
+        return [decode(one) if decode else pa.array(one).cast(arrow_type) for one in columns]
 
-    return _Column([pa.field(name, kind) for name in names], read)
+    return _Column([pa.field(name, arrow_type) for name in names], read)
 
 
 def _lists(
-    column: ListColumn, name: str, weights: str, size: int, kind: pa.DataType, decode: Decode
+    column: ListColumn, name: str, weights: str, size: int, arrow_type: pa.DataType, decode: Decode
 ) -> _Column:
     """Returns the column of a list field, and that of its weights if it has some."""
-    fields = [pa.field(name, pa.large_list(kind))]
+    fields = [pa.field(name, pa.large_list(arrow_type))]
     if column.field.weighted:
         fields.append(pa.field(weights, pa.large_list(pa.float32())))
 
@@ -230,21 +230,21 @@ def _lists(
 
 def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     """Returns the type of a table's values, and a function from ids to values."""
-    place = fitted.dictionary_of[table]
-    fitted.check(place)
-    dictionary = fitted.dictionaries[place]
-    if dictionary.kind == "id":
+    index = fitted.dictionary_of[table]
+    fitted.check(index)
+    dictionary = fitted.dictionaries[index]
+    if dictionary.type == "id":
         return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
-    if dictionary.kind == "integer":
-        kind, value_of = pa.int64(), lambda key: pa.array(key.astype(np.uint64).view(np.int64))
-    elif dictionary.kind == "hexadecimal":
-        kind, value_of = pa.large_string(), _hexadecimal
+    if dictionary.type == "integer":
+        dtype, value_of = pa.int64(), lambda key: pa.array(key.astype(np.uint64).view(np.int64))
+    elif dictionary.type == "hexadecimal":
+        dtype, value_of = pa.large_string(), _hexadecimal
     keys = dictionary.keys
     if dictionary.texts is not None:
         ends = np.concatenate([np.zeros(1, np.int64), np.asarray(dictionary.ends)])
         texts = text_array(ends, dictionary.texts.data)
         keys = np.arange(len(dictionary), dtype=np.int64)
-        kind, value_of = pa.large_string(), lambda key: texts.take(pa.array(key)).cast(kind)
+        dtype, value_of = pa.large_string(), lambda key: texts.take(pa.array(key)).cast(dtype)
 
     def values_of(some: np.ndarray) -> pa.Array:
         try:
@@ -258,14 +258,14 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     every = values_of(keys) if len(keys) <= _GROUP_ROWS else None
 
     def decode(ids: np.ndarray) -> pa.Array:
-        places = ids.astype(np.int64) - 1
-        has_value = (places >= 0) & (places < len(keys))  # others have no single value
+        indices = ids.astype(np.int64) - 1
+        has_value = (indices >= 0) & (indices < len(keys))  # others have no single value
         if every is not None:
-            return every.take(pa.array(places, mask=~has_value))
-        values = values_of(keys[places[has_value]])
+            return every.take(pa.array(indices, mask=~has_value))
+        values = values_of(keys[indices[has_value]])
         return values.take(pa.array(np.cumsum(has_value) - 1, mask=~has_value))
 
-    return kind, decode
+    return dtype, decode
 
 
 def _hexadecimal(numbers: np.ndarray) -> pa.Array:

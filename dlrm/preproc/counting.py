@@ -18,9 +18,9 @@ from dlrm.data.transform.dictionaries import Counts, count_values
 from dlrm.data.transform.lookup import IdLookup, hash_u64
 from dlrm.data.transform.rows import Column, FieldRows, list_column, single
 from dlrm.data.transform.values import KEYS_OF_NAN
-from dlrm.preproc.division import DROPPED, TRAIN, Divider, Ranges, readable
 from dlrm.preproc.engine import COUNTS, facts_batch
 from dlrm.preproc.source import Read, Rejected, Source
+from dlrm.preproc.splits import DROPPED, TRAIN, Ranges, Splitter, readable
 
 _MOST_LABELS = 1000  # distinct labels of a part
 BETWEEN = " & "  # the values of a combination in its text
@@ -52,7 +52,7 @@ class CountJob(NamedTuple):
     """
 
     source: Source
-    divider: Divider | Ranges
+    splitter: Splitter | Ranges
     quarantine: bool
     fit: bool = True
     known: tuple[str, Sequence[int]] | None = None
@@ -77,7 +77,7 @@ def partial_counts(item: tuple[int, Any], job: CountJob) -> Iterator[pa.RecordBa
     rejected: list[Rejected] | None = [] if job.quarantine else None
     facts: dict[str, Any] = {}
     counted = _Counted(job.source.schema)
-    for read, splits in readable(job.source, job.divider, part, rejected, facts, job.most_bad):
+    for read, splits in readable(job.source, job.splitter, part, rejected, facts, job.most_bad):
         if found := counted.add(read, splits, job.fit):
             yield _batch(found, counted.columns, job.known)
     if found := counted.rest():
@@ -90,10 +90,10 @@ def _batch(
 ) -> pa.RecordBatch:
     """Returns counts of columns; those of values with ids are under further columns."""
     arrays: list[list[Any]] = [[], [], [], []]
-    for place, counts in found:
-        numbers = np.full(len(counts.keys), place, np.int32)
-        if known is not None and place < len(known[1]) and (size := known[1][place]):
-            lookup = IdLookup.load(known[0], place, layout.id_dtype(size + 1))
+    for index, counts in found:
+        numbers = np.full(len(counts.keys), index, np.int32)
+        if known is not None and index < len(known[1]) and (size := known[1][index]):
+            lookup = IdLookup.load(known[0], index, layout.id_dtype(size + 1))
             numbers[lookup(Parsed.present(counts.keys)) != 0] += columns
         keys, texts = counts.keys.astype(np.uint64), counts.texts
         if texts is None:
@@ -103,8 +103,8 @@ def _batch(
         for of_column, array in zip(arrays, (numbers, keys, texts, counts.counts), strict=True):
             of_column.append(array)
     values = [
-        pa.concat_arrays(parts) if place == 2 else pa.array(np.concatenate(parts), field.type)
-        for place, (parts, field) in enumerate(zip(arrays, COUNTS, strict=True))
+        pa.concat_arrays(parts) if index == 2 else pa.array(np.concatenate(parts), field.type)
+        for index, (parts, field) in enumerate(zip(arrays, COUNTS, strict=True))
     ]
     return pa.RecordBatch.from_arrays(values, schema=COUNTS)
 
@@ -137,7 +137,7 @@ class _Counted:
         self._labels: Counter[str] = Counter()
         self._times: list[int] = []
         self._fields = [_FieldCounts() for _ in schema.categorical]
-        self._places = _places(schema)
+        self._indices = _indices(schema)
 
     def add(self, read: Read, splits: np.ndarray, fit: bool) -> list[tuple[int, Counts]]:
         """Adds rows; returns counts of values of training rows, by column, if they are to `fit`."""
@@ -174,14 +174,14 @@ class _Counted:
     def rest(self) -> list[tuple[int, Counts]]:
         """Returns the counts that are left."""
         return self._noted(
-            zip(self._places, (field.rest() for field in self._fields), strict=False)
+            zip(self._indices, (field.rest() for field in self._fields), strict=False)
         )
 
     def _noted(self, found: Iterable[tuple[int, Counts]]) -> list[tuple[int, Counts]]:
         """Returns the counts of columns that have some, and notes NaN among their values."""
-        some = [(place, counts) for place, counts in found if len(counts.keys)]
-        for place, counts in some:
-            self._nan[place] |= bool(np.isin(KEYS_OF_NAN, counts.keys).any())
+        some = [(index, counts) for index, counts in found if len(counts.keys)]
+        for index, counts in some:
+            self._nan[index] |= bool(np.isin(KEYS_OF_NAN, counts.keys).any())
         return some
 
     def facts(self) -> dict[str, Any]:
@@ -202,33 +202,33 @@ class _Counted:
         schema = self._schema
         for i, field in enumerate(self._fields):
             if schema.categorical[i].type != "id":
-                yield self._places[i], field.add(rows.categorical[i], rows.texts[i], training)
-        for i, place in enumerate(self._places[len(self._fields) :]):
-            yield place, _cross_counts(schema, i, rows, training)
-        place = len(schema.dictionaries())
+                yield self._indices[i], field.add(rows.categorical[i], rows.texts[i], training)
+        for i, index in enumerate(self._indices[len(self._fields) :]):
+            yield index, _cross_counts(schema, i, rows, training)
+        index = len(schema.dictionaries())
         for i, number in enumerate(schema.numerical):
             if number.fitted_bins:
                 values, missing = rows.numerical[i]
                 keys = ordered(values[training[~missing[training]]])
-                yield place, Counts(*np.unique(keys, return_counts=True))
-                place += 1
+                yield index, Counts(*np.unique(keys, return_counts=True))
+                index += 1
 
     def _add_ids(self, rows: FieldRows, kept: np.ndarray) -> None:
         """Keeps the greatest id of each field of ids, over the rows of all splits."""
         for i, field in enumerate(self._schema.categorical):
             if field.type == "id":
-                place = self._places[i]
-                column, chosen = rows.categorical[i].each(kept)
+                index = self._indices[i]
+                column, chosen = rows.categorical[i].flatten(kept)
                 greatest = column.take(chosen).by_row().values.max(initial=0)
-                self._greatest[place] = max(self._greatest[place], int(greatest))
+                self._greatest[index] = max(self._greatest[index], int(greatest))
 
 
-def _places(schema: Schema) -> list[int]:
+def _indices(schema: Schema) -> list[int]:
     """Returns the counted column with the values of each categorical feature."""
-    place_of = dict[str, int]()
-    for place, fields in enumerate(schema.dictionaries().values()):
-        place_of |= {field.column: place for field in fields}
-    return [place_of[name] for name in schema.categorical_names]
+    index_of = dict[str, int]()
+    for index, fields in enumerate(schema.dictionaries().values()):
+        index_of |= {field.column: index for field in fields}
+    return [index_of[name] for name in schema.categorical_names]
 
 
 def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray) -> Counts:
@@ -248,10 +248,10 @@ def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
     """Returns an Arrow array: the text of a categorical field in rows that have a value."""
     column, texts = read.categorical[field], read.texts[field]
     assert isinstance(column, Coded)
-    places = column.codes[rows]
+    codes = column.codes[rows]
     if texts is not None:
-        return texts.take(pa.array(places))
-    integers = pa.array(column.keys[places].view(np.int64))
+        return texts.take(pa.array(codes))
+    integers = pa.array(column.keys[codes].view(np.int64))
     return integers.cast(pa.large_string()).cast(pa.large_binary())
 
 
@@ -264,7 +264,7 @@ class _FieldCounts:
 
     def add(self, column: Column, texts: Any, rows: np.ndarray) -> Counts:
         """Counts selected rows; returns the counts so far when a batch no longer has the values."""
-        coded, chosen = column.each(rows)
+        coded, chosen = column.flatten(rows)
         if isinstance(coded, Parsed):
             return count_values(coded.take(chosen) if len(chosen) < coded.rows else coded)
         found = Counts(self._keys[:0], self._occurrences[:0])

@@ -80,44 +80,44 @@ def write_counted(
     count = len(columns)
     counted = Counted([], [0] * count, [[[], []]] * count, [0] * count, [True] * count)
     tables = [*schema.dictionaries().values()]
-    left = {place for place, column in enumerate(columns) if column.kind in ("numbers", "texts")}
+    left = {index for index, column in enumerate(columns) if column.kind in ("numbers", "texts")}
     missing = dict[str, str]()  # column -> pattern of its texts that mean "missing"
-    for place, pieces in groupby(slices(batches), key=itemgetter(0)):
+    for index, pieces in groupby(slices(batches), key=itemgetter(0)):
         values = (piece for _, piece in pieces)
-        if place == FACTS:
+        if index == FACTS:
             for piece in values:
                 texts = zip(piece.column(1).to_pylist(), piece.column(2).to_pylist(), strict=True)
                 facts |= {number: parse_json(text, "facts", dict) for number, text in texts}
             counted.facts.extend(facts[number] for number in sorted(facts))
             continue
-        of_column = _counts(values, place % len(columns), counted.distinct)
-        if place >= len(columns):  # values that have ids already
+        of_column = _counts(values, index % len(columns), counted.distinct)
+        if index >= len(columns):  # values that have ids already
             for _ in of_column:
                 pass
-        elif (column := columns[place]).kind == "bins":
-            counted.bins[place] = _bins(of_column, column.bins)
+        elif (column := columns[index]).kind == "bins":
+            counted.bins[index] = _bins(of_column, column.bins)
         else:
-            left.discard(place)
-            dictionary = _Values(column, _pattern(schema, tables[place][0].column, missing))
-            dictionary.write(of_column, directory, place)
-            counted.only_numbers[place] = dictionary.are_numbers
-            of_nan = any(one["nan"][place] for one in counted.facts) and not grows[place]
+            left.discard(index)
+            dictionary = _Values(column, _pattern(schema, tables[index][0].column, missing))
+            dictionary.write(of_column, directory, index)
+            counted.only_numbers[index] = dictionary.are_numbers
+            of_nan = any(one["nan"][index] for one in counted.facts) and not grows[index]
             if of_nan := of_nan and dictionary.has_numbers:
-                missing |= dict.fromkeys((field.column for field in tables[place]), f"^{_NAN}$")
-            counted.sizes[place] = dictionary.finish(without_nan=of_nan)
-    for place in left:
-        empty = _Values(columns[place], None)
-        empty.write(iter(()), directory, place)
+                missing |= dict.fromkeys((field.column for field in tables[index]), f"^{_NAN}$")
+            counted.sizes[index] = dictionary.finish(without_nan=of_nan)
+    for index in left:
+        empty = _Values(columns[index], None)
+        empty.write(iter(()), directory, index)
         empty.finish(without_nan=False)
     return counted
 
 
-def _counts(batches: Iterator[pa.RecordBatch], place: int, distinct: list[int]) -> Iterator[Counts]:
+def _counts(batches: Iterator[pa.RecordBatch], index: int, distinct: list[int]) -> Iterator[Counts]:
     """Yields the values of a column that are kept, and counts all of them."""
     for batch in batches:
         keys, occurrences = batch.column(1).to_numpy(), batch.column(3).to_numpy()
         kept = len(keys) - int(occurrences[-1] == 0)
-        distinct[place] += kept + int(keys[kept:].sum())
+        distinct[index] += kept + int(keys[kept:].sum())
         texts = batch.column(2).slice(0, kept)
         values = unhash_u64(keys[:kept]) if texts.null_count < kept else keys[:kept]
         yield Counts(values, occurrences[:kept], texts)
@@ -155,7 +155,7 @@ class _Values:
         self._column, self._missing = column, missing
         self._is_text = column.kind == "texts"
         self._size = self._bytes = self._largest = 0
-        self._nan: list[int] = []  # their places
+        self._nan: list[int] = []  # their indices
         self.are_numbers = self._is_text
 
     @property
@@ -163,10 +163,10 @@ class _Values:
         """Returns whether its values are texts of numbers, besides NaN."""
         return self.are_numbers and self._size > len(self._nan)
 
-    def write(self, values: Iterator[Counts], directory: Path, place: int) -> None:
+    def write(self, values: Iterator[Counts], directory: Path, index: int) -> None:
         """Writes values to files, as they come."""
         names = ("dictionary", "ends", "texts")
-        self._paths = [directory / f"{name}_{place}.npy" for name in names]
+        self._paths = [directory / f"{name}_{index}.npy" for name in names]
         self._raw = [path.with_suffix(".raw") for path in self._paths]
         with ExitStack() as stack:
             files = [stack.enter_context(open(path, "wb")) for path in self._raw]
@@ -231,12 +231,12 @@ def fitted_numbers(schema: Schema, counted: Counted) -> list[Fitted]:
 def fitted_dictionaries(schema: Schema, counted: Counted, directory: Path) -> list[Dictionary]:
     """Returns the dictionaries that `write_counted` wrote."""
     dictionaries = []
-    for place, (field, *_) in enumerate(schema.dictionaries().values()):
-        size = counted.sizes[place]
+    for index, (field, *_) in enumerate(schema.dictionaries().values()):
+        size = counted.sizes[index]
         if field.type == "id":
-            greatest = max(facts["greatest"][place] for facts in counted.facts)
+            greatest = max(facts["greatest"][index] for facts in counted.facts)
             size = greatest if field.cardinality is None else field.cardinality - 1
-        dictionaries.append(Dictionary.load(directory, place, size, field.type))
+        dictionaries.append(Dictionary.load(directory, index, size, field.type))
     return dictionaries
 
 
@@ -291,8 +291,8 @@ def types_of(schema: Schema, counted: Counted, copied: Sequence[str] | None = No
         for field in fields
     }
     types = []
-    for place, field in enumerate(schema.categorical):
-        met = set().union(*(part["types"][place] for part in counted.facts))
+    for i, field in enumerate(schema.categorical):
+        met = set().union(*(part["types"][i] for part in counted.facts))
         index = indices[field.column]
         if field.column in of_json or (len(met) > 1 and all(map(is_number_type, met))):
             types.append("double")

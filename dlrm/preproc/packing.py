@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data import bags, layout
-from dlrm.data.bags import Jagged, ids_in, starts_within, taken
+from dlrm.data.bags import Jagged, ids_in, starts_within, take_rows
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.rows import extra_dtypes, list_column, missing_features
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.documents import parse_json
 from dlrm.manifest import Checksum
-from dlrm.preproc.division import Divider, Ranges, readable, splitmix64
 from dlrm.preproc.engine import FACTS, ROWS, facts_batch, slices
 from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.splits import Ranges, Splitter, readable, splitmix64
 
 _WORD = np.dtype("<i4")
 
@@ -38,7 +38,7 @@ class PackJob(NamedTuple):
     """
 
     source: Source
-    divider: Divider | Ranges
+    splitter: Splitter | Ranges
     transform: str
     lookups: str
     targets: Sequence[Target]
@@ -58,7 +58,7 @@ class Layout:
     Attributes:
         dtypes: file, relative to the dataset -> dtype of a row of it, or of the length of a list.
         lists: for each list field, the file of lengths, and those of values: file -> dtype.
-        starts: for each list field, the file of the places of its rows.
+        starts: for each list field, the file of the starts of its rows.
     """
 
     def __init__(self, fitted: Transform, target: Target, output_format: str) -> None:
@@ -111,15 +111,15 @@ class Layout:
             content = rows.view(np.uint8)
         else:
             content = np.empty(ends[-1], np.uint8)
-            place = ends[:-1].copy()
-            _scatter(content, place, np.full(len(rows), self.row.itemsize), rows.view(np.uint8))
-            place += self.row.itemsize
+            begins = ends[:-1].copy()
+            _scatter(content, begins, np.full(len(rows), self.row.itemsize), rows.view(np.uint8))
+            begins += self.row.itemsize
             for lengths, values in self.lists:
                 for name, dtype in values.items():
                     sizes = columns[lengths].astype(np.int64) * dtype.itemsize
                     of_values = np.ascontiguousarray(columns[name], dtype).view(np.uint8)
-                    _scatter(content, place, sizes, of_values)
-                    place += sizes
+                    _scatter(content, begins, sizes, of_values)
+                    begins += sizes
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(content)]
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
 
@@ -131,20 +131,20 @@ class Layout:
         if not self.lists:
             packed = content.view(self.row)
             return {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
-        place: Any = ends[:-1] - ends[0]
+        begins: Any = ends[:-1] - ends[0]
         sizes: Any = np.full(len(rows), self.row.itemsize)
-        packed = _gather(content, place, sizes).view(self.row)
+        packed = _gather(content, begins, sizes).view(self.row)
         columns = {name: np.ascontiguousarray(packed[name]) for name in self.dtypes}
-        place = place + self.row.itemsize
+        begins = begins + self.row.itemsize
         for lengths, values in self.lists:
             for name, dtype in values.items():
                 sizes = columns[lengths].astype(np.int64) * dtype.itemsize
-                columns[name] = _gather(content, place, sizes).view(dtype)
-                place = place + sizes
+                columns[name] = _gather(content, begins, sizes).view(dtype)
+                begins = begins + sizes
         return columns
 
 
-def _places(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _indices(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     before = np.cumsum(sizes) - sizes
     return np.repeat(begins - before, sizes) + np.arange(sizes.sum())
 
@@ -152,11 +152,11 @@ def _places(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def _scatter(
     content: np.ndarray, begins: np.ndarray, sizes: np.ndarray, values: np.ndarray
 ) -> None:
-    content[_places(begins, sizes)] = values
+    content[_indices(begins, sizes)] = values
 
 
 def _gather(content: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return content[_places(begins, sizes)]
+    return content[_indices(begins, sizes)]
 
 
 def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch]:
@@ -175,9 +175,9 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch
     shape = fitted.num_numerical, fitted.num_categorical, len(fitted.lists)
     statistics = defaultdict[str, Statistics](lambda: Statistics.empty(*shape))
     rejected: list[Rejected] | None = [] if job.quarantine else None
-    for whole, splits in readable(job.source, job.divider, part, rejected):
+    for whole, splits in readable(job.source, job.splitter, part, rejected):
         whole = whole._replace(batch=None)  # which is not copied
-        for place, target in enumerate(job.targets):
+        for index, target in enumerate(job.targets):
             if not len(chosen := np.flatnonzero(splits == target.split)):
                 continue
             read = whole.take(chosen)
@@ -191,8 +191,8 @@ def packed_rows(item: tuple[int, Part], job: PackJob) -> Iterator[pa.RecordBatch
             if target.shuffled:
                 keys = splitmix64(job.seed, read.numbers)
             columns = _columns(target, read, rows, job.output_format)
-            of_split = np.full(len(keys), place, np.int32)
-            arrays = [pa.array(of_split), pa.array(keys), layouts[place].pack(columns)]
+            of_split = np.full(len(keys), index, np.int32)
+            arrays = [pa.array(of_split), pa.array(keys), layouts[index].pack(columns)]
             yield pa.RecordBatch.from_arrays(arrays, schema=ROWS)
             counts = _summary(read.labels, rows, missing)
             before = totals.setdefault(target.name, dict.fromkeys(counts, 0))
@@ -278,7 +278,7 @@ def _count(
     statistics[target.name].add(read.labels, rows, missing, fitted.own_ids, cut)
     if periods is not None:
         for name, chosen in periods.divide(read.rows.extra["time"]):
-            ids = [taken(column, chosen) for column in rows.ids]
+            ids = [take_rows(column, chosen) for column in rows.ids]
             part = Transformed(rows.numerical[chosen], ids, 0)
             some = missing[:, chosen], fitted.own_ids, cut[:, chosen]
             statistics[name].add(read.labels[chosen], part, *some)
@@ -312,12 +312,12 @@ def sum_facts(
         on_piece: called with the target, the first key and the facts of each piece.
     """
     totals = {target.name: Counter[str]() for target in targets}
-    for place, rows in slices(batches):
+    for index, rows in slices(batches):
         numbers, contents = rows.column(1).to_pylist(), rows.column(2).to_pylist()
         for number, content in zip(numbers, contents, strict=True):
             of_part, _, arrays = content.partition(b"\n")
-            if place != FACTS:
-                on_piece(place, number, parse_json(of_part, "facts", dict))
+            if index != FACTS:
+                on_piece(index, number, parse_json(of_part, "facts", dict))
                 continue
             for name, counts in parse_json(of_part, "facts", dict).items():
                 totals[name].update(counts)
@@ -335,11 +335,11 @@ class Files:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Writes the rows of all targets, in their order; yields the facts."""
-        for place, rows in slices(batches):
-            if place == FACTS:
+        for index, rows in slices(batches):
+            if index == FACTS:
                 yield rows
             else:
-                self._files[place].add(rows.column(2))
+                self._files[index].add(rows.column(2))
 
     def add(self, target: int, key: int, facts: dict[str, Any]) -> None:
         """Is not called, as there are no pieces; see `Pieces`."""
@@ -365,10 +365,10 @@ class _Files:
     def add(self, rows: pa.Array) -> None:
         """Appends packed rows."""
         columns = self._layout.unpack(rows)
-        for place, (lengths, _) in enumerate(self._layout.lists):
-            of_rows, values = columns[lengths], self._values[place]
-            columns[self._layout.starts[place]] = starts_within(of_rows, self._rows, values)[1]
-            self._values[place] += int(of_rows.sum(dtype=np.int64))
+        for index, (lengths, _) in enumerate(self._layout.lists):
+            of_rows, values = columns[lengths], self._values[index]
+            columns[self._layout.starts[index]] = starts_within(of_rows, self._rows, values)[1]
+            self._values[index] += int(of_rows.sum(dtype=np.int64))
         self._rows += len(rows)
         for name, column in columns.items():
             self._append(name, column)

@@ -20,9 +20,9 @@ from dlrm.data.verification import Verifier
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.preproc.counting import CountedColumn
-from dlrm.preproc.division import TRAIN
 from dlrm.preproc.fitting import NEVER, Counted, fitted_dictionaries, fitted_numbers
 from dlrm.preproc.options import IncrementConfig
+from dlrm.preproc.splits import TRAIN
 
 _KINDS = (layout.KIND, "checkpoint")
 _OF_VALUES = ("frequency_limit", "max_ids")  # which an extension may change
@@ -57,17 +57,17 @@ class Parent:
     def sizes(self) -> list[int]:
         """Returns the number of values of each dictionary; 0 if it has none, or has ids."""
         dictionaries = self.fitted.dictionaries
-        return [0 if one.kind == "id" else len(one) for one in dictionaries]
+        return [0 if one.type == "id" else len(one) for one in dictionaries]
 
     def columns(self, columns: Sequence[CountedColumn]) -> list[CountedColumn]:
         """Returns what to fit: ids beside those there are, and bins unless these are kept."""
         columns, sizes = list(columns), self.sizes
-        for place, fields in enumerate(self.fitted.schema.dictionaries().values()):
-            most = columns[place].most
+        for index, fields in enumerate(self.fitted.schema.dictionaries().values()):
+            most = columns[index].most
             if any(field.hash_buckets for field in fields):  # as buckets follow the dictionary
-                columns[place] = columns[place]._replace(limit=NEVER)
+                columns[index] = columns[index]._replace(limit=NEVER)
             elif most is not None:
-                columns[place] = columns[place]._replace(most=max(most - sizes[place], 0))
+                columns[index] = columns[index]._replace(most=max(most - sizes[index], 0))
         if self.config.numerics == "keep":
             columns[len(sizes) :] = [one._replace(limit=NEVER) for one in columns[len(sizes) :]]
         return columns
@@ -104,14 +104,14 @@ class Parent:
         keeps = self.config.numerics == "keep"
         numbers = self.fitted.numerical if keeps else fitted_numbers(schema, counted)
         new, dictionaries = fitted_dictionaries(schema, counted, values), []
-        for place, (old, more) in enumerate(zip(self.fitted.dictionaries, new, strict=True)):
-            size = max(len(old), len(more)) if old.kind == "id" else len(old) + len(more)
-            if old.kind != "id":
-                _write(directory, place, old, more)
-            dictionaries.append(Dictionary.load(directory, place, size, old.kind))
-        places = self.fitted.dictionary_of
+        for index, (old, more) in enumerate(zip(self.fitted.dictionaries, new, strict=True)):
+            size = max(len(old), len(more)) if old.type == "id" else len(old) + len(more)
+            if old.type != "id":
+                _write(directory, index, old, more)
+            dictionaries.append(Dictionary.load(directory, index, size, old.type))
+        index_of = self.fitted.dictionary_of
         types = [  # new texts may be no numbers
-            type if counted.only_numbers[places[i]] or type != NUMBERS_IN_TEXT else "string"
+            type if counted.only_numbers[index_of[i]] or type != NUMBERS_IN_TEXT else "string"
             for i, type in enumerate(self.fitted.types)
         ]
         return numbers, dictionaries, types, self.fitted.negatives
@@ -129,10 +129,10 @@ class Parent:
             )
 
 
-def _write(directory: Path, place: int, old: Dictionary, new: Dictionary) -> None:
+def _write(directory: Path, index: int, old: Dictionary, new: Dictionary) -> None:
     """Writes the files of a dictionary: the values of the parent, and then new ones."""
-    further = arrays_of(new, place)
-    for name, array in arrays_of(old, place).items():
+    further = arrays_of(new, index)
+    for name, array in arrays_of(old, index).items():
         more = further[name]
         if name.startswith("ends") and len(array):
             more = more + array[-1]

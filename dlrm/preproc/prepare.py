@@ -24,7 +24,6 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy
 from dlrm.limits import MAX_TASKS, check_disk
 from dlrm.preproc.counting import CountJob, counted_columns, partial_counts
-from dlrm.preproc.division import TRAIN, Divided, Divider, Ranges
 from dlrm.preproc.engine import Span
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.fitting import (
@@ -41,6 +40,7 @@ from dlrm.preproc.packing import Layout, PackJob, Written, layouts_of, packed_ro
 from dlrm.preproc.report import facts as report
 from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Source, Target
+from dlrm.preproc.splits import TRAIN, Ranges, SplitRows, Splitter
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
 from dlrm.remote.cache import with_uris
 from dlrm.remote.publish import write_slices
@@ -81,7 +81,7 @@ def part_bytes(
 def count(
     run: PreparationRun,
     source: Source,
-    divider: Divider | Ranges,
+    splitter: Splitter | Ranges,
     parts: Sequence[Any],
     name: str = "count",
     fit: bool = True,
@@ -97,7 +97,7 @@ def count(
         limits = [column.limit for column in columns] + [NEVER] * len(columns)  # of known values
     rows = sum(max(part.rows, 0) for part in parts)  # those of logs are not known yet
     most_bad = max(options.max_bad_lines * rows, _FEW_BAD) if rows else math.inf
-    job = CountJob(source, divider, options.quarantine, fit, known, most_bad)
+    job = CountJob(source, splitter, options.quarantine, fit, known, most_bad)
     folder = run.work.folder(f"{name}.values")
 
     def read() -> Counted:
@@ -154,7 +154,7 @@ def quarantine(run: PreparationRun, parts: Sequence[Any], counted: Counted) -> N
 
 def write_dataset(
     run: PreparationRun,
-    divided: Divided,
+    split_rows: SplitRows,
     files: report.Files,
     columns: Sequence[str] = (),
     origin: dict[str, Any] | None = None,
@@ -171,19 +171,21 @@ def write_dataset(
     Returns:
         Cardinalities, `totals` of each split, and `labels` with their counts.
     """
-    options, output, counted = run.options, run.work.output, divided.counted
-    if isinstance(divided.divider, Divider):
-        _check_splits(divided.rows.sum(axis=0), divided.divider)
+    options, output, counted = run.options, run.work.output, split_rows.counted
+    if isinstance(split_rows.splitter, Splitter):
+        _check_splits(split_rows.rows.sum(axis=0), split_rows.splitter)
     fitted = fit(run, counted, output / layout.TRANSFORM, columns)
     shuffled = options.output_ordering == "total_random"
-    targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
+    targets = [split_rows.target(split, shuffled and split == TRAIN) for split in split_rows.splits]
     names = [target.name for target in targets]
     periods = report.periods_of(counted.facts, fitted.num_numerical) if options.report else None
 
     def write() -> dict[str, Any]:
         _check_disk(run, fitted, targets)
-        made = report.Report(files, divided.parts, periods, fitted, names)
-        totals, sums, pieces = transform(run, divided, targets, periods=periods, on_facts=made.add)
+        made = report.Report(files, split_rows.parts, periods, fitted, names)
+        totals, sums, pieces = transform(
+            run, split_rows, targets, periods=periods, on_facts=made.add
+        )
         facts = None
         if options.report:
             facts = made.facts(totals, counted.facts, counted.distinct)
@@ -250,17 +252,17 @@ def fit(
     return fitted
 
 
-def _check_splits(rows: np.ndarray, divider: Divider) -> None:
+def _check_splits(rows: np.ndarray, splitter: Splitter) -> None:
     """Raises ValueError if there is no training row, or if a requested split is empty."""
-    for place in divider.splits:
-        if not rows[place]:
+    for split in splitter.splits:
+        if not rows[split]:
             flags = ", ".join(
                 f"--{name} {value}"
-                for name, value in vars(divider.division).items()
+                for name, value in vars(splitter.division).items()
                 if value and name not in ("seed", "keep_negatives")
             )
             raise ValueError(
-                f"no row is {layout.SPLITS[place]}, of {int(rows.sum())} rows"
+                f"no row is {layout.SPLITS[split]}, of {int(rows.sum())} rows"
                 + (f" ({flags})" if flags else "")
             )
 
@@ -302,7 +304,7 @@ def _specification(
 
 def transform(
     run: PreparationRun,
-    divided: Divided,
+    split_rows: SplitRows,
     targets: list[Target],
     name: str = "transform",
     directory: Path | None = None,
@@ -317,11 +319,11 @@ def transform(
         periods: periods that the report compares; None for rows without a time.
         on_facts: called with the number of each part and the statistics of its rows.
     """
-    work, options, parts = run.work, run.options, divided.parts
+    work, options, parts = run.work, run.options, split_rows.parts
     directory = directory or work.output / layout.TRANSFORM
     job = PackJob(
-        divided.source,
-        divided.divider,
+        split_rows.source,
+        split_rows.splitter,
         str(directory),
         str(work.folder("lookups")),
         targets,
@@ -332,7 +334,7 @@ def transform(
         periods,
     )
     layouts, none = layouts_of(job), lambda number, statistics: None
-    spans = [_span(divided, *pair) for pair in zip(targets, layouts, strict=True)]
+    spans = [_span(split_rows, *pair) for pair in zip(targets, layouts, strict=True)]
     files = run.engine.writer(job, layouts, work)
     with run.stage(name) as stage:
         task = partial(packed_rows, job=job)
@@ -350,12 +352,12 @@ def transform(
     return written
 
 
-def _span(divided: Divided, target: Target, layout: Layout) -> Span:
+def _span(split_rows: SplitRows, target: Target, layout: Layout) -> Span:
     """Returns the keys of a target's rows, and their bytes."""
     size = layout.bytes_of(target)
     if target.shuffled or not target.rows:
         return Span(size, 0, 1 << 64)
-    parts = [divided.parts[place] for place in np.flatnonzero(divided.rows[:, target.split])]
+    parts = [split_rows.parts[i] for i in np.flatnonzero(split_rows.rows[:, target.split])]
     return Span(size, parts[0].first_row, parts[-1].first_row + parts[-1].rows)
 
 

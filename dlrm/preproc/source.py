@@ -50,7 +50,7 @@ class Read(NamedTuple):
         """Returns a row as text, for lists of rows that were left out."""
         import pyarrow as pa
 
-        from dlrm.data.tables.kinds.text import PROBLEM
+        from dlrm.data.tables.formats.text import PROBLEM
         from dlrm.data.transform.arrays import texts_of
 
         values = []
@@ -139,7 +139,7 @@ class Target(NamedTuple):
     Attributes:
         name: name of its directory; "" writes into the directory of the dataset itself.
         rows: number of rows.
-        split: place of its rows in the result of a divider.
+        split: index that a splitter returns for its rows.
         shuffled: whether the rows come in random order.
         labeled: whether the rows have labels.
         num_ids: number of ids of the rows, for each list field.

@@ -50,10 +50,10 @@ class PreparationRun:
     def write_lookups(self, name: str, transform: Path) -> Path:
         """Writes the lookups of a transform to a folder of the run, once."""
         folder = self.work.folder(name)
-        places, cores = range(len(self.options.schema.dictionaries())), self.engine.cores
+        indices, cores = range(len(self.options.schema.dictionaries())), self.engine.cores
         task = partial(_write_lookups, transform=str(transform), folder=str(folder))
         each = map if self.engine.is_distributed else self.engine.map  # as the driver has them
-        self.work.once(name, lambda: [*each(task, [places[i::cores] for i in range(cores)])])
+        self.work.once(name, lambda: [*each(task, [indices[i::cores] for i in range(cores)])])
         return folder
 
 
@@ -98,13 +98,13 @@ def open_run(
             raise
 
 
-def _write_lookups(places: Sequence[int], transform: str, folder: str) -> int:
+def _write_lookups(indices: Sequence[int], transform: str, folder: str) -> int:
     fitted = Transform.load(transform)
-    for place in places:
-        if fitted.dictionaries[place].kind != "id":
-            fitted.check(place)
-            IdLookup.write(fitted.dictionaries[place].keys, folder, place)
-    return len(places)
+    for index in indices:
+        if fitted.dictionaries[index].type != "id":
+            fitted.check(index)
+            IdLookup.write(fitted.dictionaries[index].keys, folder, index)
+    return len(indices)
 
 
 class _Bar(tqdm):

@@ -46,7 +46,7 @@ class WorkFolder:
 
     Attributes:
         path: directory of finished work.
-        final: place of the finished output.
+        final: path of the finished output.
         resumed: whether the run continues an earlier one.
     """
 
@@ -61,7 +61,7 @@ class WorkFolder:
 
     @property
     def shown(self) -> str:
-        """The place of the unfinished run, for messages."""
+        """The location of the unfinished run, for messages."""
         return str(self.path.parent)
 
     def folder(self, name: str) -> Path:

@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _split(values: Values) -> None:
     from dlrm.data.clicks.readers import binary_file  # torch takes seconds to import
     from dlrm.data.layout import read_model_size
-    from dlrm.data.tables.kinds.binary_rows import BinaryRows
-    from dlrm.data.tables.kinds.kind import TableFile
+    from dlrm.data.tables.formats.base import TableFile
+    from dlrm.data.tables.formats.binary_rows import BinaryRows
     from dlrm.data.verification import Verifier
     from dlrm.preproc.tables.options import TableOptions
     from dlrm.preproc.tables.preset import prepare_preset
@@ -56,11 +56,11 @@ def _split(values: Values) -> None:
     paths = {split: binary_file(own.dataset, split) for split in names.SPLITS}
     sizes = read_model_size(own.dataset)
     Verifier(own.dataset, names.KIND, "first").check(filter(None, paths.values()))
-    kind = BinaryRows(own.numerical_features, len(sizes))
+    file_format = BinaryRows(own.numerical_features, len(sizes))
     options = values.config(
         TableOptions, schema=_schema(own.numerical_features, sizes), output_ordering="input"
     )
-    tables = {split: [TableFile(path, kind)] for split, path in paths.items() if path}
+    tables = {split: [TableFile(path, file_format)] for split, path in paths.items() if path}
     prepare_preset(options, tables, own.output, run.cores, restart=run.restart)
 
 

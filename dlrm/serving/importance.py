@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.data.bags import places_of
+from dlrm.data.bags import indices_of
 from dlrm.metrics.intervals import delong_difference
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable
@@ -101,10 +101,10 @@ def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
         return inputs._replace(ids=ids)
     bags = np.arange(inputs.lengths.size).reshape(inputs.lengths.shape)
     bags[:, table] = bags[order, table]
-    places, lengths = places_of(inputs.lengths.ravel(), bags.ravel())
-    weights = None if inputs.weights is None else inputs.weights[places]
+    indices, lengths = indices_of(inputs.lengths.ravel(), bags.ravel())
+    weights = None if inputs.weights is None else inputs.weights[indices]
     return inputs._replace(
-        ids=inputs.ids[places], lengths=lengths.reshape(bags.shape), weights=weights
+        ids=inputs.ids[indices], lengths=lengths.reshape(bags.shape), weights=weights
     )
 
 

@@ -209,7 +209,7 @@ def _of_source(
     take: Callable[[Inputs, np.ndarray], T],
     shares: Any,
 ) -> list[T]:
-    from dlrm.serving.sources import SourceBlock, SourceConfig, taken
+    from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
 
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
@@ -220,4 +220,4 @@ def _of_source(
         return take(block.inputs, block.labels)
 
     config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
-    return [*taken(model, str(path), config, shares, labeled)]
+    return [*iter_scored_blocks(model, str(path), config, shares, labeled)]

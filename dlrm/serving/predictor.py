@@ -262,7 +262,7 @@ def inputs_of(batch: Batch) -> Inputs:
 
 def warn_of(shares: Shares) -> None:
     """Warns of fields without a known value, where the program calls this package."""
-    if line := shares.strangers():
+    if line := shares.unseen_values_warning():
         warn(line)
 
 

@@ -19,9 +19,9 @@ from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_files import PACKED
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import TableFile, find_tables, kind_of
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.files import TableFile, find_tables, format_of
+from dlrm.data.tables.formats.cells import Cells
+from dlrm.data.tables.formats.text import Text
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
@@ -56,7 +56,7 @@ class SourceBlock(NamedTuple):
     extra: dict[str, np.ndarray] | None = None
 
 
-def taken(
+def iter_scored_blocks(
     predictor: Scoring,
     source: str,
     config: SourceConfig,
@@ -77,14 +77,14 @@ def taken(
         ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
             row.
     """
-    path, taking = check_source(source), _Taking(predictor, config, shares, take, schema)
+    path, rows = check_source(source), _RowSource(predictor, config, shares, take, schema)
     if reads_dataset(predictor, source, config):
-        return taking.dataset(path)
+        return rows.dataset(path)
     if _reads_lines(predictor, path):
-        return taking.log(path)
+        return rows.log(path)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return taking.tables(path)
+    return rows.tables(path)
 
 
 def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool:
@@ -97,10 +97,10 @@ def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool
 def _reads_lines(predictor: Scoring, path: Path) -> bool:
     """Returns whether a source has lines of logs, unless it is a dataset.
 
-    A log may also be a table of a columnar kind, which its name shows.
+    A log may also be a table of a columnar format, which its name shows.
     """
-    transform, kind = predictor.transform, kind_of(path)
-    is_text = kind is None or isinstance(kind, Text)
+    transform, file_format = predictor.transform, format_of(path)
+    is_text = file_format is None or isinstance(file_format, Text)
     return transform is None or (transform.is_log and is_text)
 
 
@@ -116,8 +116,8 @@ def check_source(source: str) -> Path:
 
 
 @dataclass(frozen=True)
-class _Taking(Generic[T]):
-    """Takes rows of a source of each kind, by the arguments of `taken`."""
+class _RowSource(Generic[T]):
+    """Reads rows of a source of each kind, by the arguments of `iter_scored_blocks`."""
 
     predictor: Scoring
     config: SourceConfig
@@ -190,14 +190,14 @@ class _Taking(Generic[T]):
         text, spans = _text_format(self.config.text, file, transform), Spans()
         label = transform.schema.label.column
         names = file.columns(text)
-        if not names and file.kind.delimited:  # an empty part, such as Spark writes
+        if not names and file.format.delimited:  # an empty part, such as Spark writes
             return
         labeled = self.config.labeled and label in names
         reader = scoring_reader(transform, labeled, self.schema)
-        if not file.kind.may_lack_columns:
+        if not file.format.may_lack_columns:
             _check_columns(file, text, names, reader.columns)
         cells = Cells.from_schema(reader.schema)
-        for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
+        for batch, where in file.format.batches(file, text, reader.columns, cells, spans, seen):
             try:
                 inputs, rows = read_inputs(transform, reader, batch, self.shares)
                 seen |= {_ANY_ROW} if batch.num_rows else set()
@@ -246,7 +246,7 @@ def _check_columns(
     file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
 ) -> None:
     def hint(missing: str) -> str:
-        if not file.kind.delimited or text.columns:
+        if not file.format.delimited or text.columns:
             return ""
         other = text.header is not False and delimiter_hint(file.path, text, missing)
         return other or "; where the file has no header, --columns names them"
@@ -266,7 +266,7 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     A first row without the name of a column that the model needs is not a header.
     """
     text = given.over(table.schema.format)
-    if not file.kind.delimited or not table.columns or text.columns or text.header:
+    if not file.format.delimited or not table.columns or text.columns or text.header:
         return text
     plain = Reading(replace(text, header=False))
     first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)

@@ -170,8 +170,8 @@ def test_names_and_folders(read, tmp_path):
     read("in/part-00000", AB, BOTH)
     for suffix in ("parquet", "jsonl", "orc", "arrow", "arrows"):
         put(tmp_path / f"b.{suffix}", {"y": [0, 1]}).rename(tmp_path / suffix)
-        assert find_tables([tmp_path / suffix])[0].kind.name == suffix.removesuffix("s")
-    assert find_tables([put(tmp_path / "text", "ORCID,c\n1,a\n")])[0].kind.name == "csv"
+        assert find_tables([tmp_path / suffix])[0].format.name == suffix.removesuffix("s")
+    assert find_tables([put(tmp_path / "text", "ORCID,c\n1,a\n")])[0].format.name == "csv"
     # a file with another suffix
     path = put(tmp_path / "logs" / "a.log", AB)
     for given in (path, path.parent):
@@ -189,7 +189,7 @@ def test_names_and_folders(read, tmp_path):
     files = find_tables([put(tmp_path / "parts" / "3.csv", AB).parent])
     prepare({"label": "y", "categorical": ["c"]}, [tmp_path / "parts"], tmp_path / "of parts")
     assert sorted(values_of(tmp_path / "of parts")) == ["a", "b"]
-    batches = [one for file in files for one, _ in file.kind.batches(file, TextFormat(), ["c"])]
+    batches = [one for file in files for one, _ in file.format.batches(file, TextFormat(), ["c"])]
     assert sum(batch.num_rows for batch in batches) == 2
     # Parquet, ORC or Arrow that is cut off, or of 0 bytes
     for name in ("a.parquet", "a.orc", "a.arrow"):  # test_table_inputs cuts them
@@ -212,7 +212,7 @@ def test_names_of_folders(kind, content, tmp_path):
     assert fitted.types == ("string", "string of numbers")  # even beside JSON
     file = find_tables([path.parent.parent])[0]
     assert (file.root, file.path) == (tmp_path / "in", path)
-    batch, _ = next(b for b in file.kind.batches(file, TextFormat(), ["c"]) if b[0].num_rows)
+    batch, _ = next(b for b in file.format.batches(file, TextFormat(), ["c"]) if b[0].num_rows)
     assert column_of(batch, "c").to_pylist() == ["1.10", "1.10"]
     names = {n for b in drafted_batches([file], TextFormat()) for n in b.schema.names}
     assert {"land", "c"} <= names
@@ -298,7 +298,7 @@ def test_text(read, tmp_path):
     # a key that some rows of JSON lines do not have
     output = read("a.jsonl", '{"y": 0}\n{"y": 1, "c": "b"}\n', [None, "b"])
     (file,) = find_tables([output.parent / "a.jsonl"])
-    batches = file.kind.batches(file, TextFormat(), ["c"])
+    batches = file.format.batches(file, TextFormat(), ["c"])
     assert [batch.column(0).to_pylist() for batch, _ in batches] == [[None, "b"], []]
 
 
@@ -436,4 +436,4 @@ def test_other_values(read):
     assert scored(output, [["green"], ["red"]]) == [0, 2]
     shares = Shares((), ["c", "d"], [True, True])
     shares.add(np.zeros((2, 2), bool), np.array([[True, False], [True, True]]))
-    assert shares.strangers().startswith("no value of c occurred in the training data")
+    assert shares.unseen_values_warning().startswith("no value of c occurred in the training data")

@@ -29,8 +29,8 @@ from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Sch
 from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
-from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.files import FORMATS as TABLE_FORMATS, JSON_LINES, TableFile
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.tables.parts import Part, parts_of_file
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.row_reader import RowReader
@@ -152,10 +152,10 @@ def tensors():
 
 
 def table_rows(kind):
-    """Returns the reader of a columnar kind, which reads as tasks of preprocessing do."""
+    """Returns the reader of a columnar format, which reads as tasks of preprocessing do."""
 
     def read_table(path):
-        for piece in parts_of_file(0, TableFile(path, KINDS[kind]), 1):
+        for piece in parts_of_file(0, TableFile(path, TABLE_FORMATS[kind]), 1):
             reader = RowReader(Schema.from_dict(TABLE_SCHEMA))
             for batch in Part([piece], crc=Part([piece]).checksum()).read(reader.columns):
                 reader.read(batch)

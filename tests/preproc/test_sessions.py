@@ -19,8 +19,8 @@ from tables_testing import contents
 import dlrm.preproc
 from dlrm.api import spark_session
 from dlrm.data.tables.files import find_tables
-from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.spark import session as spark_sessions
+from dlrm.preproc.splits import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.publish import RUN

@@ -13,9 +13,9 @@ from tables_testing import contents
 from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
 from dlrm.documents import read_json
-from dlrm.preproc.division import SplitConfig
 from dlrm.preproc.errors import EngineError
 from dlrm.preproc.spark.query import SparkQuery, _version
+from dlrm.preproc.splits import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
 

@@ -20,7 +20,7 @@ from tables_testing import csv_module, json_module, prepare, rows_of, texts
 import dlrm
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
@@ -271,7 +271,7 @@ def of_file(transform, path):
     (file,) = find_tables([path])
     reader = scoring_reader(transform, labeled=False)
     text = TextFormat().over(transform.schema.format)
-    batches = file.kind.batches(file, text, reader.columns, Cells.from_schema(transform.schema))
+    batches = file.format.batches(file, text, reader.columns, Cells.from_schema(transform.schema))
     return [read_inputs(transform, reader, batch)[0] for batch, _ in batches]
 
 

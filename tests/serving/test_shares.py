@@ -58,7 +58,9 @@ def test_fields_without_a_known_value_are_named():
     shares = Shares(["age"], ["city", "job", "rare"], [True, True, False])
     missing = np.array([[False, False], [True, False], [False, False], [False, False]])
     shares.add(missing, np.array([[True, False, True], [True, True, True]]))
-    assert shares.strangers().startswith("no value of city occurred in the training data")
+    assert shares.unseen_values_warning().startswith(
+        "no value of city occurred in the training data"
+    )
     shares.add(np.zeros((4, 1), bool), np.array([[False, False, True]]))
-    assert shares.strangers() is None
-    assert Shares(["age"], []).strangers() is None
+    assert shares.unseen_values_warning() is None
+    assert Shares(["age"], []).unseen_values_warning() is None

@@ -98,10 +98,10 @@ def fitted_directory(config: DataConfig) -> Path | None:
     Raises:
         FileNotFoundError, NotADirectoryError: there is no such dataset.
     """
-    kind = DATASET_TYPES[config.dataset_type]
-    if kind == "split":
+    dataset_type = DATASET_TYPES[config.dataset_type]
+    if dataset_type == "split":
         return (_dataset_directory(config) / config.feature_spec).parent
-    return Path(config.dataset) if kind == "binary" and config.dataset else None
+    return Path(config.dataset) if dataset_type == "binary" and config.dataset else None
 
 
 _Opener = Callable[..., Any]  # takes a split's name, and `batch_size`, `subset` and `part`
@@ -147,16 +147,16 @@ def _binary(config: DataConfig, shard: Shard | None) -> _Opener:
 def _in_memory(config: DataConfig, shard: Shard | None) -> _Opener:
     spec, num_samples = _synthetic_spec(config), config.synthetic_dataset_num_entries
     options: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
-    kind: type[SyntheticDataset] = RandomDataset
+    dataset_class: type[SyntheticDataset] = RandomDataset
     if config.dataset_type == "synthetic_gpu":
-        kind = SyntheticDataset
+        dataset_class = SyntheticDataset
         options |= {"ids": config.synthetic_ids, "device": config.device}
         options |= {"fixed_lengths": config.synthetic_dataset is not None}
 
     def open_split(split: str, **others: Any) -> ClickDataset | None:
         if split == "validation":
             return None
-        dataset = kind(spec, split, num_samples, **options, **others)
+        dataset = dataset_class(spec, split, num_samples, **options, **others)
         return dataset if shard is None else Sharded(dataset, shard)
 
     return open_split

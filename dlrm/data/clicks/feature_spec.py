@@ -140,9 +140,9 @@ class FeatureSpec:
         expected = "the label, one categorical feature, or all numerical ones in channel order"
         self._require(valid, where, expected, features)
         field = self.lists.get(features[0])
-        kind, count = ("split_binary", 1) if field is None else (bags.CHUNK, 3 + field.weighted)
-        expected = f"type {kind} and {count} file{'s' * (count > 1)}"
-        self._require((chunk["type"], len(files)) == (kind, count), where, expected, chunk)
+        type_, count = ("split_binary", 1) if field is None else (bags.CHUNK, 3 + field.weighted)
+        expected = f"type {type_} and {count} file{'s' * (count > 1)}"
+        self._require((chunk["type"], len(files)) == (type_, count), where, expected, chunk)
         for file in files:
             check_relative(file, self.path)
 

@@ -64,7 +64,7 @@ class Parsed(NamedTuple):
         """Returns a column without missing values."""
         return cls(values, np.zeros(len(values), bool))
 
-    def each(self, rows: np.ndarray) -> tuple["Parsed", np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple["Parsed", np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
         return self, rows
 
@@ -103,7 +103,7 @@ class Coded(NamedTuple):
         """Returns the rows selected by a mask, indices or a slice."""
         return Coded(self.keys, self.codes[rows])
 
-    def each(self, rows: np.ndarray) -> tuple["Coded", np.ndarray]:
+    def flatten(self, rows: np.ndarray) -> tuple["Coded", np.ndarray]:
         """Returns the values of all rows, and the indices of those of some rows."""
         return self, rows
 
@@ -125,7 +125,7 @@ class Coded(NamedTuple):
         return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
 
 
-class OfKeys:
+class CachedByKey:
     """A function of keys, applied to columns.
 
     It remembers the results for the keys of the last `Coded` column, which batches mostly share.
@@ -223,10 +223,10 @@ def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed
 
 
 def field_error(
-    fields: TextColumn, place: int, num_numerical: int, names: Sequence[str]
+    fields: TextColumn, index: int, num_numerical: int, names: Sequence[str]
 ) -> RowError:
     """Returns the error of an unreadable field, given its `row * columns + column`."""
-    row, column = divmod(place, len(names))
+    row, column = divmod(index, len(names))
     expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
     got = TextColumn(fields.data, fields.starts[column], fields.ends[column]).text(row)
     return RowError(row, f"expected {expected}, got {got!r}", names[column])
@@ -277,13 +277,13 @@ def stripped(column: TextColumn) -> TextColumn:
         return column
     data, starts, ends = column.data, column.starts.copy(), column.ends.copy()
     last = len(data) - 1
-    for places, step in ((starts, 1), (ends, -1)):
+    for bounds, step in ((starts, 1), (ends, -1)):
         while True:
-            edge = np.minimum(places, last) if step > 0 else np.maximum(places - 1, 0)
+            edge = np.minimum(bounds, last) if step > 0 else np.maximum(bounds - 1, 0)
             blank = _BLANK[data[edge]] & (starts < ends)
             if not blank.any():
                 break
-            places += np.where(blank, step, 0)
+            bounds += np.where(blank, step, 0)
     wide = (starts < ends) & (
         (data[np.minimum(starts, last)] >= 0x80) | (data[np.maximum(ends - 1, 0)] >= 0x80)
     )

@@ -207,7 +207,7 @@ def _sample(
 def _check_role(flag: str, column: Summary) -> None:
     expected = f"{flag}: column {column.name!r}: expected"
     got = f"got {column.type} with {described(column)}"
-    number = column.kind == NUMBERS or pa.types.is_boolean(column.type)
+    number = column.content == NUMBERS or pa.types.is_boolean(column.type)
     if flag == "--time" and fields.time_of(column, chosen=True) is None:
         hint = "time: {format: ...} in a schema says another form"
         raise ValueError(f"{expected} times in ISO 8601 or numbers, {got}; {hint}")

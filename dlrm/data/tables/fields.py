@@ -61,7 +61,7 @@ def categorical_field(column: Summary) -> CategoricalField:
 
 
 def _missing_values(column: Summary) -> tuple[str, ...] | None:
-    sure = column.kind != TEXT
+    sure = column.content != TEXT
     return tuple(text for text in column.markers if sure or text.lower() in SURE_MARKERS) or None
 
 
@@ -73,10 +73,10 @@ def time_of(column: Summary, chosen: bool = False) -> tuple[TimeField, str] | No
     """
     name, (least, most) = column.name, column.range
     last, note = names.last_word(name), "; has no zone, UTC is assumed"
-    if column.kind == TIMES:
+    if column.content == TIMES:
         zoned = getattr(column.values.type, "tz", None) is not None
         return TimeField(name, None if zoned else "UTC"), described(column) + note * (not zoned)
-    if column.kind != NUMBERS:
+    if column.content != NUMBERS:
         return None
     if last in (*names.TIMES, *names.CALENDAR) and (form := _form(column)):
         return TimeField(name, "UTC", format=form), f"{described(column)}; of the form {form}{note}"
@@ -104,14 +104,14 @@ def _form(column: Summary) -> str | None:
 def left_out(column: Summary) -> str | None:
     """Returns the reason why a column is no input, or None."""
     name, items, distinct = column.name, column.items, len(column.counts)
-    number = column.kind == NUMBERS
-    if OTHER in (column.kind, items and items.kind):
+    number = column.content == NUMBERS
+    if OTHER in (column.content, items and items.content):
         return f"the type {column.type}, which is not a number, text (UTF-8), time or list of them"
     if column.missing == column.rows:
         return "no value"
     if items is not None:
-        if items.kind == TIMES or (items.kind == NUMBERS and not items.whole):
-            why = f"a list of {items.kind}, up to {column.lengths.max()}; {described(items)}"
+        if items.content == TIMES or (items.content == NUMBERS and not items.whole):
+            why = f"a list of {items.content}, up to {column.lengths.max()}; {described(items)}"
             return f"{why} (weights: {name} in another list field?)"
         return None if column.lengths.any() else "no value in any list"
     if infinite := int(column.counts[np.isinf(column.numbers)].sum()):
@@ -136,9 +136,9 @@ def left_out(column: Summary) -> str | None:
 
 def uses(column: Summary) -> tuple[set[str], str]:
     """Returns whether a column is a number, an id or both, and the reason, or "" without one."""
-    if column.kind == LISTS:
+    if column.content == LISTS:
         return {ID}, ""
-    if column.kind == TEXT:
+    if column.content == TEXT:
         padded = len(column.numbers) > 0 and not np.isnan(column.numbers).any()
         return {ID}, "codes, as numbers begin with 0" * padded
     name, distinct, (least, most) = column.name, len(column.counts), column.range
@@ -166,7 +166,7 @@ def uses(column: Summary) -> tuple[set[str], str]:
 
 def disguise(column: Summary) -> str:
     """Returns what text may be besides categories, or ""."""
-    if column.kind != TEXT:
+    if column.content != TEXT:
         return ""
     is_id, is_number = names.is_id(column.name), ~np.isnan(column.numbers)
     others = column.values.filter(pa.array(~is_number)).to_pylist()
@@ -193,7 +193,7 @@ def disguise(column: Summary) -> str:
 
 def _mostly(column: Summary, pattern: str) -> str:
     """Returns a text of a column in which nine of ten are of a pattern; "" of another column."""
-    texts = column.values[:_MANY_VALUES].to_pylist() if column.kind == TEXT else []
+    texts = column.values[:_MANY_VALUES].to_pylist() if column.content == TEXT else []
     found = [text for text in texts if re.fullmatch(pattern, text, re.ASCII | re.DOTALL)]
     return shown(found[0]) if found and len(found) >= 0.9 * len(texts) else ""
 
@@ -217,7 +217,7 @@ def described(column: Summary) -> str:
         empty = "" if lengths.all() else f", {(lengths == 0).mean():.2%} empty"
         return f"{size}{empty}; {described(column.items)}"
     parts = [f"{len(column.counts):,} distinct", examples(column)]
-    if column.kind in (NUMBERS, TIMES) and len(column.counts):
+    if column.content in (NUMBERS, TIMES) and len(column.counts):
         parts[1] = " .. ".join(_text_of(column, end) for end in column.range)
     parts += [f"{column.missing / max(column.rows, 1):.2%} missing"] * (column.missing > 0)
     parts += [f"{text!r} in {rows:,} rows" for text, rows in column.markers.items()]
@@ -227,13 +227,15 @@ def described(column: Summary) -> str:
 def examples(column: Summary) -> str:
     """Returns the most frequent values of a column."""
     order = np.argsort(-column.counts, kind="stable")[:3]
-    if column.kind == TEXT:
+    if column.content == TEXT:
         return ", ".join(map(shown, column.values.take(pa.array(order)).to_pylist()))
     return ", ".join(shown(_text_of(column, number)) for number in column.numbers[order])
 
 
 def _text_of(column: Summary, number: float) -> str:
-    return str(np.datetime64(int(number), "us"))[:19] if column.kind == TIMES else f"{number:.9g}"
+    if column.content == TIMES:
+        return str(np.datetime64(int(number), "us"))[:19]
+    return f"{number:.9g}"
 
 
 def joined(*notes: str) -> str:

@@ -1,4 +1,4 @@
-"""Files of tables: which files of a folder are read, and of what kind each is."""
+"""Files of tables: which files of a folder are read, and of what format each is."""
 
 import os
 from collections import Counter
@@ -6,29 +6,30 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
-from dlrm.data.tables.kinds.columnar import ArrowIpc, Orc, Parquet
-from dlrm.data.tables.kinds.json_lines import JsonLines
-from dlrm.data.tables.kinds.kind import Kind, TableFile
-from dlrm.data.tables.kinds.text import Csv, Text
+from dlrm.data.tables.formats.base import FileFormat, TableFile
+from dlrm.data.tables.formats.columnar import ArrowIpc, Orc, Parquet
+from dlrm.data.tables.formats.json_lines import JsonLines
+from dlrm.data.tables.formats.text import Csv, Text
 
 
-class _Frame(Kind):
+class _Frame(FileFormat):
     name = "a table in memory"
 
 
 PARQUET, ARROW, CSV, JSON_LINES, FRAME = Parquet(), ArrowIpc(), Csv(), JsonLines(), _Frame()
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), ARROW, CSV, JSON_LINES)}
-_BY_SUFFIX = {suffix: kind for kind in KINDS.values() for suffix in kind.suffixes}
+FORMATS: dict[str, FileFormat] = {one.name: one for one in (PARQUET, Orc(), ARROW, CSV, JSON_LINES)}
+_BY_SUFFIX = {suffix: one for one in FORMATS.values() for suffix in one.suffixes}
 _NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh"}
 _NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}
 _START = 1 << 12  # bytes that show what a file is
 _MOST_NAMED = 3
 
 
-def kind_of(path: Path) -> Kind | None:
-    """Returns the kind of a file by its name, or None."""
-    kind = _BY_SUFFIX.get(_suffix(path))
-    return kind if unpacked_name(path.name) == path.name.lower() or isinstance(kind, Text) else None
+def format_of(path: Path) -> FileFormat | None:
+    """Returns the format of a file by its name, or None."""
+    file_format = _BY_SUFFIX.get(_suffix(path))
+    is_named = unpacked_name(path.name) == path.name.lower() or isinstance(file_format, Text)
+    return file_format if is_named else None
 
 
 def find_tables(
@@ -43,34 +44,35 @@ def find_tables(
 
     Args:
         inputs: files, or folders of them.
-        input_format: name of the files' kind, one of `KINDS`, which may then have any name; None
-            derives it from their names, and from the content of files with other names.
+        input_format: name of the format, one of `FORMATS`, of files with any names; None
+            derives it from the names, and from the content of files with other names.
         say: called with a line about files that are left out.
 
     Raises:
         FileNotFoundError: a file does not exist, or a folder has none.
-        ValueError: a file is of an unknown kind, or files are of several.
+        ValueError: a file is of an unknown format, or files are of several.
     """
-    kind = None if input_format is None else KINDS[input_format]
+    file_format = None if input_format is None else FORMATS[input_format]
     files: list[TableFile] = []
     documents: list[Path] = []
     for given in map(Path, inputs):
         paths, root = [given], _root_of(given.parent) if "=" in given.parent.name else None
         if given.is_dir():
             root, paths = _root_of(given), sorted(_files_below(given, frozenset()))
-            if kind is None:  # otherwise the user knows better
-                named = [path for path in paths if kind_of(path) or _suffix(path) not in _NO_TABLES]
+            if file_format is None:  # otherwise the user knows better
+                named = [one for one in paths if format_of(one) or _suffix(one) not in _NO_TABLES]
                 documents += sorted({*paths}.difference(named))
                 paths = named
             if not paths:
-                usual = ", ".join(f"*{kind.suffixes[0]}" for kind in KINDS.values())
+                usual = ", ".join(f"*{one.suffixes[0]}" for one in FORMATS.values())
                 raise FileNotFoundError(f"{given}: no {usual} or the like in it (--input)")
         elif not given.exists():
             raise FileNotFoundError(f"{given}: no such file or directory (--input)")
         elif not given.is_file():
             raise ValueError(f"{given}: expected a regular file or a folder (--input)")
         for path in paths:
-            files.append(TableFile(path, kind or kind_of(path) or _kind_by_content(path), root))
+            of_file = file_format or format_of(path) or _format_by_content(path)
+            files.append(TableFile(path, of_file, root))
     if not files:
         raise ValueError("--input: expected a file or a folder, got none")
     for file in files:
@@ -79,9 +81,9 @@ def find_tables(
         except UnicodeEncodeError:
             shown = os.fsencode(file.path).decode("utf-8", "backslashreplace")
             raise ValueError(f"{shown}: expected UTF-8 in the names of files and folders") from None
-    kinds = {file.kind: file.path for file in files}
-    if len(kinds) > 1:
-        shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
+    formats = {file.format: file.path for file in files}
+    if len(formats) > 1:
+        shown = ", ".join(f"{path.name} ({name})" for name, path in formats.items())
         raise ValueError(
             f"--input: expected files of one kind, got {shown}; --input_format names the kind of "
             "all files"
@@ -130,8 +132,8 @@ def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
             raise ValueError(f"{path}: expected a regular file or a folder (--input)")
 
 
-def _kind_by_content(path: Path) -> Kind:
-    """Returns the kind of a file with any name, of which the first bytes must be clear."""
+def _format_by_content(path: Path) -> FileFormat:
+    """Returns the format of a file with any name, of which the first bytes must be clear."""
     try:
         with open_bytes(path) as file:
             start = file.read(_START)
@@ -141,10 +143,10 @@ def _kind_by_content(path: Path) -> Kind:
         start = b"\0"
     suffix = _suffix(path)
     may_be_text = not suffix or suffix[1:].isdigit() or suffix in (".dat", ".part")
-    for kind in KINDS.values():
-        if (may_be_text or not isinstance(kind, Text)) and kind.begins(start):
-            return kind
-    known = [f"{kind.title} ({', '.join(kind.suffixes[:2])})" for kind in KINDS.values()]
+    for one in FORMATS.values():
+        if (may_be_text or not isinstance(one, Text)) and one.begins(start):
+            return one
+    known = [f"{one.title} ({', '.join(one.suffixes[:2])})" for one in FORMATS.values()]
     raise ValueError(
         f"{path}: expected the name of {', '.join(known[:-1])} or {known[-1]}, text plain or "
         f"packed ({', '.join(PACKED)}); --input_format names the kind of files with other names"

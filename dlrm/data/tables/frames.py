@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.tables.kinds.columnar import arrow_errors, first_line
+from dlrm.data.tables.formats.columnar import arrow_errors, first_line
 from dlrm.data.transform.arrays import array_of_values
 from dlrm.data.transform.arrow_types import plain_array, plain_field
 from dlrm.files import staged_file
@@ -117,8 +117,8 @@ def _array_of_series(series: Any, column: str, name: str) -> pa.ChunkedArray:
             f"{name}: column {column!r}: expected values of one type ({first_line(error)}); "
             "convert it, with .astype(str) for instance, or drop it"
         ) from None
-    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != "arrow.uuid":
+    arrow_type = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if isinstance(arrow_type, pa.BaseExtensionType) and arrow_type.extension_name != "arrow.uuid":
         raise ValueError(
             f"{name}: column {column!r}: expected values such as text, numbers or times, got "
             f"{series.dtype}; convert it, with .astype(str) for instance, or drop it"

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dlrm.data.tables.kinds.columnar import Columnar, Parquet
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE
+from dlrm.data.tables.formats.base import TableFile
+from dlrm.data.tables.formats.columnar import Columnar, Parquet
+from dlrm.data.tables.formats.text import LINE
 
 _BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16  # of small files
@@ -25,7 +25,7 @@ class FilePart(NamedTuple):
 
     path: str
     source: str  # the user's file
-    kind: Columnar
+    format: Columnar
     staged: bool
     file: int  # its number among all files
     partition: dict[str, str | None]  # columns from names of folders, such as day=2026-11-20
@@ -38,7 +38,7 @@ class FilePart(NamedTuple):
     @property
     def content(self) -> str:
         """Returns what the part is of the file."""
-        return f"{self.kind.group}s {self.begin} to {self.end - 1}"
+        return f"{self.format.group}s {self.begin} to {self.end - 1}"
 
     @property
     def byte_range(self) -> tuple[str, int, int]:
@@ -51,7 +51,7 @@ class FilePart(NamedTuple):
 
         For a table in memory it is the row of the table.
         """
-        opened, group, of_group = self.kind.open(self.path, self.source), self.begin, row
+        opened, group, of_group = self.format.open(self.path, self.source), self.begin, row
         while of_group >= (rows := opened.rows(group)):
             group, of_group = group + 1, of_group - rows
         if LINE in opened.schema.names:
@@ -65,7 +65,7 @@ class FilePart(NamedTuple):
         self, columns: Sequence[str], facts: dict[str, Any] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows, some at a time; see `Groups.read`."""
-        opened = self.kind.open(self.path, self.source)
+        opened = self.format.open(self.path, self.source)
         for group in range(self.begin, self.end):
             yield from opened.read(group, columns, self.partition)
 
@@ -75,13 +75,13 @@ class FilePart(NamedTuple):
     def ranges(self) -> list[tuple[str, int, int]]:
         """Returns the bytes that reading needs: file, begin and end."""
         size = os.path.getsize(self.path)
-        if not isinstance(self.kind, Parquet):
+        if not isinstance(self.format, Parquet):
             return [(self.path, 0, size)]
         ranges = [(0, 4), (footer_begin(self.path), size), *self._byte_ranges()]
         return [(self.path, begin, end) for begin, end in ranges]
 
     def _byte_ranges(self) -> list[tuple[int, int]]:
-        opened = self.kind.open(self.path, self.source)
+        opened = self.format.open(self.path, self.source)
         return list(map(opened.byte_range, range(self.begin, self.end)))
 
 
@@ -93,16 +93,16 @@ def parts_of_file(
     Args:
         number: number of the file among all files.
         part_bytes: approximate maximum size of a part on disk.
-        copy: the copy to read in its place, which has the columns of folders, and its kind.
+        copy: the copy to read in its place, which has the columns of folders, and its format.
 
     Raises:
-        ValueError: a file is of another kind, or damaged; the message names it.
+        ValueError: a file is of another format, or damaged; the message names it.
     """
-    path, kind = (file.path.resolve(), file.kind) if copy is None else copy
-    assert isinstance(kind, Columnar), "others are staged"
+    path, file_format = (file.path.resolve(), file.format) if copy is None else copy
+    assert isinstance(file_format, Columnar), "others are staged"
     partition = file.partition if copy is None else {}
-    facts = str(path), str(file.path), kind, copy is not None, number, partition
-    opened = kind.open(path, file.path)
+    facts = str(path), str(file.path), file_format, copy is not None, number, partition
+    opened = file_format.open(path, file.path)
     begin, size, rows, of_file = 0, 0, 0, 0
     for group in range(opened.num_groups):
         first, last = opened.byte_range(group)

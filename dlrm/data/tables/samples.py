@@ -1,4 +1,4 @@
-"""Rows of files of any kind for a draft, and what such files have besides."""
+"""Rows of files of any format for a draft, and what such files have besides."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
@@ -11,9 +11,9 @@ import pyarrow as pa
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.formats.base import TableFile
+from dlrm.data.tables.formats.cells import Cells
+from dlrm.data.tables.formats.text import Text
 
 _MOST_SKIPPED = 0.01  # share of a file's lines; where more are no rows, the format is wrong
 
@@ -47,7 +47,7 @@ def batches_of(
     Lines of text that are no rows are skipped, unless they are more than a hundredth of a file's.
 
     Args:
-        files, text: files of one kind, and the format of CSV.
+        files, text: files of one format, and the form of their text, if they are CSV.
         needed: columns that every CSV file must have.
         seen: receives what is not in the batches.
 
@@ -55,26 +55,27 @@ def batches_of(
         ValueError: a file is damaged, or lacks a column; the message names it.
     """
     seen = seen or Seen()
-    if len(files) > 1 and not files[0].kind.may_lack_columns:
+    if len(files) > 1 and not files[0].format.may_lack_columns:
         _note_lacking(files, text, needed, seen)
     for file in files:
-        if isinstance(file.kind, Text):
+        if isinstance(file.format, Text):
             yield from _text_batches(file, text, needed, seen)
         else:
             names = _once(file.columns(text), seen)
-            yield from (batch for batch, _ in file.kind.batches(file, text, names))
+            yield from (batch for batch, _ in file.format.batches(file, text, names))
 
 
 def _text_batches(
     file: TableFile, text: TextFormat, needed: Collection[str], seen: Seen
 ) -> Iterator[pa.RecordBatch]:
-    assert isinstance(file.kind, Text)
+    assert isinstance(file.format, Text)
     path, partition, problems = file.path, file.partition, dict[int, str]()
     spans = seen.spans.setdefault(path, Spans())
     reading = Reading(text, spans=spans, nested=seen.nested, mixed=seen.mixed, problems=problems)
     rows = skipped = 0
-    for names, lines, columns in file.kind.read(path, reading, Cells(), set()):
-        file.kind.check_names(path, names, text, [name for name in needed if name not in partition])
+    in_file = [name for name in needed if name not in partition]
+    for names, lines, columns in file.format.read(path, reading, Cells(), set()):
+        file.format.check_names(path, names, text, in_file)
         once = {*_once(names, seen)} - partition.keys()
         arrays = {name: column for name, column in columns.items() if name in once}
         arrays |= {n: pa.array([v] * len(lines), pa.string()) for n, v in partition.items()}
@@ -83,7 +84,7 @@ def _text_batches(
         if bad := [line for line in lines.tolist() if line in problems] if problems else []:
             skipped += len(bad)
             if skipped > _MOST_SKIPPED * rows:  # which a second reading raises
-                deque(file.kind.read(path, reading._replace(problems=None), Cells(), set()), 0)
+                deque(file.format.read(path, reading._replace(problems=None), Cells(), set()), 0)
             problem = problems[bad[0]].partition("\t")[0]  # without the row
             _, first = seen.skipped.get(path, (0, f"line {bad[0]}, {problem}"))
             seen.skipped[path] = skipped, first

@@ -14,8 +14,8 @@ from dlrm.data.sources.csv_rows import DELIMITERS, delimiter_of, has_header
 from dlrm.data.sources.row_error import shown_text
 from dlrm.data.sources.text_files import BROKEN, open_bytes
 from dlrm.data.sources.text_format import MARKS, NONE, TextFormat, plain_number
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.formats.base import TableFile
+from dlrm.data.tables.formats.text import Text
 from dlrm.data.tables.summary import MARKERS
 
 _MOST_FILES, _BEGINNING = 3, 1 << 20  # files, and bytes of each, that are read
@@ -29,18 +29,18 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> tuple[TextFormat, st
     """Returns the format of files, and a line about what was seen of it; None if nothing was.
 
     Args:
-        files: files of one kind; only those of text have a format.
+        files: files of one format; only those of text have a format.
         given: the part that is known.
 
     Raises:
         ValueError: the files are of a form that is no table, such as that of libsvm.
     """
-    if not files or not isinstance(files[0].kind, Text):
+    if not files or not isinstance(files[0].format, Text):
         return given, None
     samples = [_beginning(file.path, given) for file in files[:_MOST_FILES]]
     found = given.over(TextFormat(encoding=_encoding(samples)))
     sample = next(filter(bytes.strip, samples), b"")
-    if files[0].kind.delimited and sample:
+    if files[0].format.delimited and sample:
         text = sample.decode(found.encoding or "utf-8-sig", "replace")
         found = _of_csv(files[0].path, text, found)
     new = {n: v for n, v in vars(found).items() if v is not None and vars(given)[n] is None}

@@ -34,7 +34,7 @@ class Summary:
     """The content of a column; text of numbers or of times in ISO 8601 is summarized as these.
 
     Attributes:
-        kind: NUMBERS, TEXT, TIMES or LISTS; OTHER for what no field can have.
+        content: NUMBERS, TEXT, TIMES or LISTS; OTHER for what no field can have.
         rows, missing: number of rows, and of those without a value, NaN and markers included.
         values, counts: the distinct values, and their rows.
         markers: texts that mean "missing" somewhere, and their rows; of text, some are values.
@@ -62,14 +62,14 @@ class Summary:
         self.name, self.type, self.rows = name, array.type, len(array)
         if pa.types.is_dictionary(self.type):
             self.type = self.type.value_type
-        self.kind = _kind(self.type)
+        self.content = _content_of(self.type)
         self.values, self.markers = pa.array([], pa.string()), dict[str, int]()
         self.counts = self._positives = self.lengths = np.empty(0, np.int64)
-        if self.kind == LISTS:
+        if self.content == LISTS:
             self.missing = array.null_count
             self.lengths = pc.list_value_length(array).fill_null(0).to_numpy()
             self.items = Summary(name, pc.list_flatten(array), np.repeat(positive, self.lengths))
-        elif self.kind != OTHER:
+        elif self.content != OTHER:
             array = array.cast(self.type)
             if pa.types.is_floating(self.type):
                 array = array.cast(pa.float64())
@@ -79,7 +79,7 @@ class Summary:
             self._count(array, np.ones(self.rows, np.int64), positive.astype(np.int64))
             if pa.types.is_floating(self.type):
                 self._note_inexact(self.numbers, _EXACT_BITS.get(self.type, 53))
-            elif self.kind == TEXT:
+            elif self.content == TEXT:
                 self._read_text(text)
 
     def _count(self, values: pa.Array, rows: np.ndarray, positives: np.ndarray) -> None:
@@ -103,7 +103,7 @@ class Summary:
         try:
             texts = pc.utf8_trim_whitespace(self.values.cast(pa.string()))
         except pa.ArrowInvalid:  # not UTF-8
-            self.kind, self.values, self.counts = OTHER, pa.array([], pa.string()), self.lengths
+            self.content, self.values, self.counts = OTHER, pa.array([], pa.string()), self.lengths
             return
         if text is not None and text.has_marks:
             texts = pa.array(map(text.plain_number, texts.to_pylist()), pa.string())
@@ -115,9 +115,9 @@ class Summary:
         numbers, rest = values.filter(pa.array(is_number)), pc.if_else(marked, None, values)
         self.plain, padded = not len(_with(numbers, "[eE+]")), len(_with(numbers, "^0[0-9]+$"))
         if is_number.any() and (is_number | _numpy(marked)).all() and not padded:
-            self.kind = NUMBERS
+            self.content = NUMBERS
         elif not is_number.any() and rest.null_count < len(rest) and (times := _times_of(rest)):
-            self.kind, rest = TIMES, times
+            self.content, rest = TIMES, times
         else:
             rest = pc.if_else(pc.is_in(lower, pa.array(SURE_MARKERS)), None, values)
         rows = self.counts[_numpy(marked)].tolist()
@@ -130,7 +130,7 @@ class Summary:
         """Returns the number of each value, of times in microseconds; NaN for other text."""
         if pa.types.is_string(self.values.type):
             return _numbers_of(self.values)
-        if self.kind == TIMES:
+        if self.content == TIMES:
             micros = self.values.cast(pa.timestamp("us"), safe=False)
             return _numpy(micros.cast(pa.int64())).astype(np.float64)
         return _numpy(self.values.cast(pa.float64(), safe=False))
@@ -144,7 +144,7 @@ class Summary:
     @property
     def whole(self) -> bool:
         """Returns whether all values are integers."""
-        return self.kind == NUMBERS and bool((self.numbers == np.floor(self.numbers)).all())
+        return self.content == NUMBERS and bool((self.numbers == np.floor(self.numbers)).all())
 
     @cached_property
     def signal(self) -> Signal:
@@ -198,13 +198,13 @@ def _numpy(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _kind(kind: pa.DataType) -> str:
+def _content_of(dtype: pa.DataType) -> str:
     types = pa.types
-    if is_list(kind) and not types.is_nested(kind.value_type):
+    if is_list(dtype) and not types.is_nested(dtype.value_type):
         return LISTS
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+    if types.is_integer(dtype) or types.is_floating(dtype) or types.is_decimal(dtype):
         return NUMBERS
-    if types.is_timestamp(kind) or types.is_date(kind):
+    if types.is_timestamp(dtype) or types.is_date(dtype):
         return TIMES
     texts = {pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.bool_(), pa.null()}
-    return TEXT if kind in texts else OTHER
+    return TEXT if dtype in texts else OTHER

@@ -17,9 +17,9 @@ from dlrm.data.sources.text_files import (
     read_plain,
 )
 from dlrm.data.sources.text_format import NONE, TextFormat
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE, PROBLEM, Text
+from dlrm.data.tables.formats.base import TableFile
+from dlrm.data.tables.formats.cells import Cells
+from dlrm.data.tables.formats.text import LINE, PROBLEM, Text
 from dlrm.data.tables.parts import Part
 from dlrm.data.transform.arrays import floats_of
 
@@ -143,7 +143,7 @@ def _content(parts: Sequence[TextPart]) -> bytes | None:
         content = read_plain(part.table.path)
         if content is None or part.within is not None or part.table.partition != partition:
             return None
-        if content and first.table.kind.delimited and has_header(text):
+        if content and first.table.format.delimited and has_header(text):
             header = header or content[: content.index(b"\n") + 1]
             if not content.startswith(header):
                 return None
@@ -156,7 +156,7 @@ def copy(part: TextPart, path: str) -> Measured:
     """Copies a file to a stream of Arrow, with the columns `LINE` and `PROBLEM`.
 
     Raises:
-        ValueError: the file is damaged, or a column is missing; the message has file and place.
+        ValueError: the file is damaged, or a column is missing; the message has file and line.
     """
     how = part.how._replace(floats=())  # which batches have in different types
     batches = _read(part._replace(how=how), [*how.columns, LINE, PROBLEM])
@@ -177,7 +177,7 @@ def measure(part: Part) -> list[Measured | None]:
     """Counts the rows of files; None if rows of a range of lines may have several of them.
 
     Raises:
-        ValueError: a file is damaged, or a column is missing; the message has file and place.
+        ValueError: a file is damaged, or a column is missing; the message has file and line.
     """
     return list(map(_measure, part.parts))
 
@@ -208,12 +208,12 @@ def text_parts(
 
 def _divided(part: TextPart, part_bytes: int) -> list[TextPart]:
     """Returns parts of the lines of a file, or the file if they cannot be read on their own."""
-    kind, text = part.table.kind, part.how.text
+    file_format, text = part.table.format, part.how.text
     names: tuple[str, ...] = ()
     if part.size <= part_bytes or not part.is_plain or other_encoding(text) is not None:
         return [part]
-    if kind.delimited:
-        names = tuple(kind.names(part.table.path, text))
+    if file_format.delimited:
+        names = tuple(file_format.names(part.table.path, text))
         of_lines = not any("\n" in name or "\r" in name for name in names)
         # Blank lines of one column are errors, which others decide on.
         if len(names) < 2 or not of_lines or text.escape not in (None, NONE):
@@ -243,8 +243,8 @@ def _read(
     Args:
         content: the text to read in place of the file; None is that of the file.
     """
-    how, path, kind = part.how, part.table.path, part.table.kind
-    assert isinstance(kind, Text)
+    how, path, file_format = part.how, part.table.path, part.table.format
+    assert isinstance(file_format, Text)
     partition, text, spans = part.table.partition, how.text, Spans()
     in_file = [name for name in how.columns if name not in partition]
     read = [name for name in in_file if name in columns]
@@ -264,8 +264,8 @@ def _read(
         content=content,
     )
     try:
-        for names, lines, arrays in kind.read(path, reading, how.cells, numbers):
-            kind.check_names(path, names, how.text, in_file)
+        for names, lines, arrays in file_format.read(path, reading, how.cells, numbers):
+            file_format.check_names(path, names, how.text, in_file)
             known |= dict.fromkeys([*names, *partition])
             num_rows += len(lines)
             if not len(lines) or not columns:
@@ -296,11 +296,11 @@ def _typed(name: str, array: pa.Array, cells: Cells, floats: set[str]) -> pa.Arr
         if (values := floats_of(array)) is not None:
             return values
         floats.remove(name)
-    kind = cells.type_of(name)
-    if pa.types.is_string(kind) and name not in cells.plain:
-        kind = pa.dictionary(pa.int32(), kind)
-    if array.type == kind:
+    dtype = cells.type_of(name)
+    if pa.types.is_string(dtype) and name not in cells.plain:
+        dtype = pa.dictionary(pa.int32(), dtype)
+    if array.type == dtype:
         return array
-    if pa.types.is_dictionary(kind):
-        return array.cast(kind.value_type).dictionary_encode()
-    return array.cast(kind)
+    if pa.types.is_dictionary(dtype):
+        return array.cast(dtype.value_type).dictionary_encode()
+    return array.cast(dtype)

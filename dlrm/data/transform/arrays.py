@@ -39,7 +39,7 @@ class Faults:
             if row not in self._by_row:
                 self._by_row[row] = RowError(row, problem(row), column)
 
-    def add_places(
+    def add_distinct(
         self, column: str, codes: np.ndarray, problems: dict[int, str], missing: int
     ) -> None:
         """Adds rows whose distinct value is bad, by its index; `missing` is that of -1."""
@@ -70,10 +70,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     Raises:
         ValueError: no column has that name, or two have.
     """
-    place = batch.schema.get_field_index(name)
-    if place < 0:  # no column has the name, or several have it
+    index = batch.schema.get_field_index(name)
+    if index < 0:  # no column has the name, or several have it
         check_columns("", batch.schema.names, [name])
-    array = batch.column(place)
+    array = batch.column(index)
     if isinstance(array, pa.ExtensionArray):
         if array.type.extension_name != "arrow.uuid":
             return array.storage
@@ -91,20 +91,20 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
         array = pa.array(values, from_pandas=True)
     except OverflowError:
         array = pa.array(values, pa.uint64(), from_pandas=True)
-    kind = array.type
-    if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
+    dtype = array.type
+    if pa.types.is_floating(dtype):  # of which Arrow keeps the NaN of numpy
         has_nan = np.isnan(array.to_numpy(zero_copy_only=False)).any()
-        return _without_nan(array).cast(kind) if has_nan else array
-    if pa.types.is_temporal(kind):
+        return _without_nan(array).cast(dtype) if has_nan else array
+    if pa.types.is_temporal(dtype):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
             time for time, valid in zip(values, array.is_valid().to_pylist(), strict=True) if valid
         ]
-        kinds = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
-        if len(kinds) > 1:
+        forms = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
+        if len(forms) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
-        if pa.types.is_timestamp(kind) and any(getattr(time, "nanosecond", 0) for time in there):
-            return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
+        if pa.types.is_timestamp(dtype) and any(getattr(time, "nanosecond", 0) for time in there):
+            return pa.array(values, pa.timestamp("ns", dtype.tz), from_pandas=True)
     return array
 
 
@@ -131,7 +131,7 @@ def distinct_of(
     raw, codes = dictionary_encoded(name, array)
     distinct, problems = utf_8(raw)
     if faults is not None:
-        faults.add_places(name, codes, problems, len(distinct))
+        faults.add_distinct(name, codes, problems, len(distinct))
     return distinct, codes
 
 
@@ -140,24 +140,24 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
 
     NaN is no value: it has the index of null.
     """
-    kind = array.type
-    if pa.types.is_null(kind):
+    dtype = array.type
+    if pa.types.is_null(dtype):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(dtype):
         hint = " (max_length in the schema makes a field one of lists)"
         raise ValueError(
-            f"column {name!r}: expected a value a row, got the type {kind}"
-            + hint * (not pa.types.is_struct(kind))
+            f"column {name!r}: expected a value a row, got the type {dtype}"
+            + hint * (not pa.types.is_struct(dtype))
         )
-    if isinstance(kind, pa.ExtensionType):
-        array, kind = array.storage, array.storage.type
-    if is_text(kind) and len(array) <= _FEW and not array.null_count:
+    if isinstance(dtype, pa.ExtensionType):
+        array, dtype = array.storage, array.storage.type
+    if is_text(dtype) and len(array) <= _FEW and not array.null_count:
         return array, np.arange(len(array), dtype=np.int32)
-    if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
-        array, kind = array.dictionary_decode(), kind.value_type
-    if pa.types.is_floating(kind):
+    if pa.types.is_dictionary(dtype) and pa.types.is_floating(dtype.value_type):
+        array, dtype = array.dictionary_decode(), dtype.value_type
+    if pa.types.is_floating(dtype):
         array = _without_nan(array)
-    if not pa.types.is_dictionary(kind):
+    if not pa.types.is_dictionary(dtype):
         array = array.dictionary_encode()
     elif array.dictionary.null_count:
         array = array.dictionary_decode().dictionary_encode()
@@ -197,10 +197,10 @@ def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         return distinct, {}
     except pa.ArrowInvalid:
         texts, problems = [], {}
-        for place, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
+        for index, raw in enumerate(distinct.cast(pa.large_binary()).to_pylist()):
             texts.append(raw.decode("utf-8", "backslashreplace"))
             if texts[-1].encode() != raw:
-                problems[place] = f"expected UTF-8, got {shown_text(raw)}"
+                problems[index] = f"expected UTF-8, got {shown_text(raw)}"
         return pa.array(texts, pa.large_string()), problems
 
 
@@ -215,29 +215,29 @@ def floats_of(array: pa.Array) -> pa.Array | None:
     return None if (np.isnan(values) & ~missing).any() else pa.array(values, mask=missing)
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    fixed = pa.types.is_fixed_size_binary(kind)
-    return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+def _is_binary(dtype: pa.DataType) -> bool:
+    fixed = pa.types.is_fixed_size_binary(dtype)
+    return fixed or pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype)
 
 
-def bits_of(kind: pa.DataType) -> int:
+def bits_of(dtype: pa.DataType) -> int:
     """Returns the bits of the integers that a type has all of, if it is one of floats."""
-    return {pa.float16(): 11, pa.float32(): 24}.get(decoded(kind), FLOAT64_BITS)
+    return {pa.float16(): 11, pa.float32(): 24}.get(value_type(dtype), FLOAT64_BITS)
 
 
-def decoded(kind: pa.DataType) -> pa.DataType:
+def value_type(dtype: pa.DataType) -> pa.DataType:
     """Returns the type of values, of which an array may have indices."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
-def kind_of_values(kind: pa.DataType) -> str:
-    """Returns the kind of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
-    kind = decoded(kind)
-    if pa.types.is_boolean(kind):
+def value_class(dtype: pa.DataType) -> str:
+    """Returns the class of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
+    dtype = value_type(dtype)
+    if pa.types.is_boolean(dtype):
         return BOOLEAN
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
         return NUMBER
-    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
+    of_time = pa.types.is_timestamp(dtype) or pa.types.is_date(dtype) or pa.types.is_time(dtype)
     return TIME if of_time else TEXT
 
 
@@ -247,13 +247,13 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
     Raises:
         ValueError: the values have no such text.
     """
-    kind = array.type
-    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
+    dtype = array.type
+    if pa.types.is_interval(dtype) or pa.types.is_duration(dtype):
         raise ValueError(
             f"column {name!r}: expected values such as text, numbers or times, got the type "
-            f"{kind}; convert it to a number of seconds"
+            f"{dtype}; convert it to a number of seconds"
         )
-    if pa.types.is_float32(kind):  # the shortest text, as in CSV: 0.1, which float64 says longer
+    if pa.types.is_float32(dtype):  # the shortest text, as in CSV: 0.1, which float64 says longer
         texts = map(str, array.to_numpy(zero_copy_only=False))
         return pa.array([*texts], pa.large_string(), mask=are_null(array))
     return as_text(array)
@@ -261,10 +261,10 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
 
 def as_text(array: pa.Array) -> pa.Array:
     """Returns values as text: whole numbers without a point, booleans as true and false."""
-    kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    dtype = array.type
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return array
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(dtype):
         values = array.cast(pa.float64()).fill_null(0.0).to_numpy()
         whole = (np.floor(values) == values) & (np.abs(values) < MOST_EXACT)
         integers = np.where(whole, values, 0.0).astype(np.int64)
@@ -273,7 +273,7 @@ def as_text(array: pa.Array) -> pa.Array:
         rows = zip(whole.tolist(), integers.tolist(), values.tolist(), strict=True)
         texts = [str(integer) if is_whole else repr(value) for is_whole, integer, value in rows]
         return pa.array(texts, pa.large_string(), mask=are_null(array))
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(dtype):
         decimals = array.to_pylist()
         of_decimals = [None if d is None else number_text(format(d, "f")) for d in decimals]
         return pa.array(of_decimals, pa.large_string())
@@ -290,12 +290,12 @@ def text_column(array: pa.Array) -> TextColumn:
     wide = pa.types.is_large_string(array.type)
     _, offsets, data = array.buffers()
     if offsets is None:
-        places = np.zeros(1, np.int64)
+        bounds = np.zeros(1, np.int64)
     else:
         every = np.frombuffer(offsets, np.int64 if wide else np.int32).astype(np.int64)
-        places = every[array.offset : array.offset + len(array) + 1]  # type: ignore[assignment]
+        bounds = every[array.offset : array.offset + len(array) + 1]  # type: ignore[assignment]
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return TextColumn(content, places[:-1], places[1:])
+    return TextColumn(content, bounds[:-1], bounds[1:])
 
 
 def array_of(column: TextColumn) -> pa.Array:
@@ -305,6 +305,6 @@ def array_of(column: TextColumn) -> pa.Array:
     if len(lengths) and (column.starts[1:] == column.ends[:-1]).all():
         data = column.data[column.starts[0] : column.ends[-1]]
     else:
-        places = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
-        data = column.data[places] if len(places) else np.empty(0, np.uint8)
+        indices = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
+        data = column.data[indices] if len(indices) else np.empty(0, np.uint8)
     return text_array(ends, data.tobytes())

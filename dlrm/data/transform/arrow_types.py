@@ -10,16 +10,16 @@ _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 _BYTES |= {pa.string_view(): pa.binary_view()}
 
 
-def is_text(kind: pa.DataType) -> bool:
+def is_text(dtype: pa.DataType) -> bool:
     """Returns whether a type is text, with offsets of any size."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
 
 
-def is_list(kind: pa.DataType) -> bool:
+def is_list(dtype: pa.DataType) -> bool:
     """Returns whether a type is a list."""
-    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    fixed = pa.types.is_fixed_size_list(kind)
-    return views or fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    views = pa.types.is_list_view(dtype) or pa.types.is_large_list_view(dtype)
+    fixed = pa.types.is_fixed_size_list(dtype)
+    return views or fixed or pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
 
 
 def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
@@ -39,34 +39,34 @@ def plain_field(field: pa.Field) -> pa.Field:
     """
     if pa.types.is_run_end_encoded(field.type):
         return plain_field(pa.field(field.name, field.type.value_type))
-    kind, index = field.type, pa.int32()
-    if is_list(kind):  # those of a fixed size as well, whose nulls Parquet's reader does not take
-        values = _VIEWS.get(kind.value_type, kind.value_type)
+    dtype, index = field.type, pa.int32()
+    if is_list(dtype):  # those of a fixed size as well, whose nulls Parquet's reader does not take
+        values = _VIEWS.get(dtype.value_type, dtype.value_type)
         return pa.field(field.name, pa.large_list(values))
-    if pa.types.is_dictionary(kind):
-        kind, index = kind.value_type, kind.index_type
-    return pa.field(field.name, pa.dictionary(index, _VIEWS[kind])) if kind in _VIEWS else field
+    if pa.types.is_dictionary(dtype):
+        dtype, index = dtype.value_type, dtype.index_type
+    return pa.field(field.name, pa.dictionary(index, _VIEWS[dtype])) if dtype in _VIEWS else field
 
 
-def plain_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def plain_array(array: pa.Array, dtype: pa.DataType) -> pa.Array:
     """Returns an array in the type that `plain_field` gives its column."""
     if pa.types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
-    if array.type == kind:
+    if array.type == dtype:
         return array
-    if is_list(kind):
-        return large_lists(array, kind.value_type)
-    return (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).cast(kind)
+    if is_list(dtype):
+        return large_lists(array, dtype.value_type)
+    return (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).cast(dtype)
 
 
-def text_as_bytes(kind: pa.DataType) -> pa.DataType:
+def text_as_bytes(dtype: pa.DataType) -> pa.DataType:
     """Returns the type of the same buffers in which text need not be UTF-8."""
-    if kind in _BYTES:
-        return _BYTES[kind]
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, text_as_bytes(kind.value_type), kind.ordered)
-    if pa.types.is_list(kind):
-        return pa.list_(text_as_bytes(kind.value_type))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(text_as_bytes(kind.value_type))
-    return kind
+    if dtype in _BYTES:
+        return _BYTES[dtype]
+    if pa.types.is_dictionary(dtype):
+        return pa.dictionary(dtype.index_type, text_as_bytes(dtype.value_type), dtype.ordered)
+    if pa.types.is_list(dtype):
+        return pa.list_(text_as_bytes(dtype.value_type))
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(text_as_bytes(dtype.value_type))
+    return dtype

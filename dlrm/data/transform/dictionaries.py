@@ -127,29 +127,29 @@ class Dictionary:
             texts; none if values are ids.
         texts: uint8, the concatenated texts; None for numbers.
         ends: int64, the end of each text.
-        kind: the type of its fields, as in `CategoricalField`.
+        type: the type of its fields, as in `CategoricalField`.
         greatest: the greatest id, if values are ids.
     """
 
     keys: np.ndarray
     texts: np.ndarray | None = None
     ends: np.ndarray | None = None
-    kind: str = "integer"
+    type: str = "integer"
     greatest: int = 0
 
     @classmethod
     def ids(cls, greatest: int) -> "Dictionary":
         """Returns the dictionary of a field of the type "id", whose values are its ids."""
-        return cls(np.empty(0, np.uint32), kind="id", greatest=greatest)
+        return cls(np.empty(0, np.uint32), type="id", greatest=greatest)
 
     def __len__(self) -> int:
-        return self.greatest if self.kind == "id" else len(self.keys)
+        return self.greatest if self.type == "id" else len(self.keys)
 
     def value(self, id: int) -> str | int:
         """Returns the value that has an id."""
-        if self.kind == "id":
+        if self.type == "id":
             return id
-        if self.kind == "hexadecimal":
+        if self.type == "hexadecimal":
             return f"{int(self.keys[id - 1]):08x}"
         if self.texts is None or self.ends is None:
             return int(self.keys[id - 1 : id].astype(np.uint64).view(np.int64)[0])
@@ -161,23 +161,23 @@ class Dictionary:
         return [self.value(id) for id in range(1, len(self) + 1)]
 
     @classmethod
-    def load(cls, directory: Path, index: int, size: int, kind: str) -> "Dictionary":
+    def load(cls, directory: Path, index: int, size: int, type: str) -> "Dictionary":
         """Maps the files of a dictionary of a transform.
 
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
-        if kind == "id":
+        if type == "id":
             return cls.ids(size)
         keys = _mapped(directory / f"dictionary_{index}.npy", (np.uint32, np.uint64), size)
-        if kind != "string":
-            return cls(keys, kind=kind)
+        if type != "string":
+            return cls(keys, type=type)
         path = directory / f"ends_{index}.npy"
         ends = _mapped(path, (np.int64,), size)
         texts = _mapped(directory / f"texts_{index}.npy", (np.uint8,))
         if size and (ends[-1] != len(texts) or ends[0] < 0):
             raise ValueError(f"{path}: expected {len(texts)} at its end, got {ends[-1]}")
-        return cls(keys, texts, ends, kind)
+        return cls(keys, texts, ends, type)
 
 
 def _mapped(path: Path, dtypes: Sequence[type], size: int | None = None) -> np.ndarray:
@@ -196,7 +196,7 @@ def _mapped(path: Path, dtypes: Sequence[type], size: int | None = None) -> np.n
 
 def arrays_of(dictionary: Dictionary, index: int) -> dict[str, np.ndarray]:
     """Returns the arrays of a dictionary, by the names of their files."""
-    if dictionary.kind == "id":
+    if dictionary.type == "id":
         return {}
     arrays = {f"dictionary_{index}.npy": dictionary.keys}
     if dictionary.texts is not None and dictionary.ends is not None:

@@ -121,27 +121,27 @@ def _entries(side: Transform, extended: bool) -> dict[str, Any]:
     schema = side.schema
     entries: dict[str, Any] = {"label": [schema.label.column, *schema.label.positives]}
     fields: dict[str, Any] = {"numerical": schema.numerical, "categorical": side.fields}
-    for kind, own in fields.items():
-        entries |= {f"{kind} {i}": field.column for i, field in enumerate(own)}
+    for role, own in fields.items():
+        entries |= {f"{role} {i}": field.column for i, field in enumerate(own)}
     entries |= {f"cross {cross.column}": list(cross.fields) for cross in schema.crosses}
     if extended:  # the model's scores are corrected for its share
         entries["keep_negatives"] = side.keep_negatives
-    for kind, own in fields.items():
+    for role, own in fields.items():
         for i, field in enumerate(own):
-            facts = {name: getattr(field, name) for name in _ENTRIES[kind]}
+            facts = {name: getattr(field, name) for name in _ENTRIES[role]}
             facts["missing_values"] = schema.missing_of(field)
-            if kind == "numerical":
+            if role == "numerical":
                 facts |= {name: getattr(side.numerical[i], name) for name in ("mean", "deviation")}
                 facts |= {"edges": side.numerical[i].edges.tolist()} if field.rule.bins else {}
             for name, fact in facts.items():
                 fact = sorted({*fact}) if isinstance(fact, tuple) else fact
-                entries[f"{_named(kind, field.column)}: {name}"] = fact
+                entries[f"{_named(role, field.column)}: {name}"] = fact
     return entries
 
 
-def _named(kind: str, column: str) -> str:
-    """Returns the name of a field in messages; those of logs begin with their kind."""
-    return f"{kind} {column.removeprefix(f'{kind} ')}"
+def _named(role: str, column: str) -> str:
+    """Returns the name of a field in messages; those of logs begin with their role."""
+    return f"{role} {column.removeprefix(f'{role} ')}"
 
 
 def _other_value(model: Dictionary, here: Dictionary, grows: bool) -> str | None:
@@ -159,4 +159,4 @@ def _shown(dictionary: Dictionary, id: int) -> str:
     if id > len(dictionary):
         return "no value"
     value = dictionary.value(id)
-    return str(value) if dictionary.kind == "hexadecimal" else repr(value)
+    return str(value) if dictionary.type == "hexadecimal" else repr(value)

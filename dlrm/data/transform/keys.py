@@ -80,7 +80,7 @@ class FieldKeys:
         self,
         array: pa.Array,
         problems: dict[int, str],
-        kind: str = TEXT,
+        value_class: str = TEXT,
         bits: int = FLOAT64_BITS,
     ) -> tuple[Parsed, TextColumn | None]:
         """Returns the keys of values, and for a field of strings the texts that they are known by.
@@ -88,11 +88,11 @@ class FieldKeys:
         Args:
             array: the values, without nulls and of one type; surrounding blanks are ignored.
             problems: receives the problem with a value, by its index.
-            kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
+            value_class: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
             bits: floats have all integers up to 2^bits: 24 of float32.
 
         Raises:
-            ValueError: typed values are of a kind that the field never had.
+            ValueError: typed values are of a class that the field never had.
         """
         field = self.field
         of_integers = field.type in ("integer", "id") and not self._spelled
@@ -101,12 +101,12 @@ class FieldKeys:
         column = stripped(text_column(canonical_texts(field.column, array)))
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | _among(hashes, self._marked)
-        absent |= self._are_nan(hashes, kind)
+        absent |= self._are_nan(hashes, value_class)
         form = column if field.type == "hexadecimal" else canonical(column)
         if form is not column:  # -999.0 where -999 is missing
             absent |= _among(hash_texts(form), self._marked)
             self._note_inexact(column, form, absent, problems, bits)
-        if (meant := self._meant(column, form, absent, kind)) is not column:
+        if (meant := self._meant(column, form, absent, value_class)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= _among(hashes, self._marked)
         if self._spelled:
@@ -118,7 +118,7 @@ class FieldKeys:
         return self._integers(column, absent, problems), None
 
     def _meant(
-        self, column: TextColumn, form: TextColumn, absent: np.ndarray, kind: str
+        self, column: TextColumn, form: TextColumn, absent: np.ndarray, value_class: str
     ) -> TextColumn:
         """Returns texts, of which `form` is canonical, in the form in which they are known."""
         if self._spelled:
@@ -126,11 +126,11 @@ class FieldKeys:
             return replaced(form, np.flatnonzero(~absent), self._spelled)
         if self.field.type != "string":
             return column
-        return form if self._known is None else self._known.match(form, ~absent, kind)
+        return form if self._known is None else self._known.match(form, ~absent, value_class)
 
-    def _are_nan(self, hashes: np.ndarray, kind: str) -> np.ndarray:
+    def _are_nan(self, hashes: np.ndarray, value_class: str) -> np.ndarray:
         """Returns a mask of texts of NaN, which are no values in a field of numbers."""
-        if kind == NUMBER or self.field.type == "integer" or self._only_numbers:
+        if value_class == NUMBER or self.field.type == "integer" or self._only_numbers:
             return _among(hashes, KEYS_OF_NAN)
         return np.zeros(len(hashes), bool)
 

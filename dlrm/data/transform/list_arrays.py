@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from dlrm.data import bags
 from dlrm.data.schema.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.arrays import Faults, decoded
+from dlrm.data.transform.arrays import Faults, value_type
 from dlrm.data.transform.arrow_types import is_list, is_text
 from dlrm.data.transform.rows import length_problem, split_text, too_long
 
@@ -18,14 +18,14 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     Raises:
         ValueError: the column is not one of lists of values.
     """
-    kind = array.type
-    if pa.types.is_null(kind):
+    dtype = array.type
+    if pa.types.is_null(dtype):
         return pa.array([], pa.null()), np.zeros(len(array), np.int64)
-    if is_list(decoded(kind)) and kind != decoded(kind):
+    if is_list(value_type(dtype)) and dtype != value_type(dtype):
         array = array.dictionary_decode()
-        kind = array.type
-    if not is_list(kind) or pa.types.is_nested(kind.value_type):
-        raise ValueError(f"column {name!r}: expected a list of values a row, got the type {kind}")
+        dtype = array.type
+    if not is_list(dtype) or pa.types.is_nested(dtype.value_type):
+        raise ValueError(f"column {name!r}: expected a list of values a row, got the type {dtype}")
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     values = array.flatten()  # excludes the values of null lists
     if isinstance(values, pa.ExtensionArray):
@@ -37,7 +37,7 @@ def field_lists(
     schema: Schema, field: CategoricalField, name: str, array: pa.Array
 ) -> tuple[pa.Array, np.ndarray]:
     """Returns the lists of a field or of its weights, which may be texts as in CSV."""
-    if is_text(decoded(array.type)):
+    if is_text(value_type(array.type)):
         missing, separator = schema.missing_of(field), field.separator
         texts = array.to_pylist()
         split = [None if text is None else split_text(text, separator, missing) for text in texts]
@@ -96,5 +96,5 @@ def checked_weights(
     if (same := of_weights == lengths).all():
         return numbers
     made = np.zeros(int(lengths.sum()), bags.WEIGHTS_DTYPE)
-    made[bags.places_of(lengths, same)[0]] = numbers[bags.places_of(of_weights, same)[0]]
+    made[bags.indices_of(lengths, same)[0]] = numbers[bags.indices_of(of_weights, same)[0]]
     return made

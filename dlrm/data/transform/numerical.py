@@ -17,11 +17,11 @@ from dlrm.data.transform.arrays import (
     Faults,
     are_null,
     canonical_texts,
-    decoded,
     distinct_of,
     stored_values,
     text_column,
     utf_8,
+    value_type,
 )
 from dlrm.data.transform.arrow_types import is_text
 from dlrm.data.transform.values import MOST_EXACT, canonical_text, number_text
@@ -45,12 +45,12 @@ def numbers(
     Raises:
         ValueError: values of the array's type are no numbers.
     """
-    name, kind = field.column, decoded(array.type)
-    if kind != array.type and not is_text(kind):
+    name, dtype = field.column, value_type(array.type)
+    if dtype != array.type and not is_text(dtype):
         array = array.dictionary_decode()
-    if (field.true_values or field.false_values) and not is_text(kind):
+    if (field.true_values or field.false_values) and not is_text(dtype):
         array = canonical_texts(name, array)
-    if is_text(decoded(array.type)):
+    if is_text(value_type(array.type)):
         values, missing = _of_texts(field, array, markers, faults)
     else:
         values, missing = _of_type(field, array)
@@ -73,23 +73,23 @@ def numbers(
 
 def _of_type(field: NumericalField, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Returns typed numbers, and a mask of nulls."""
-    kind = array.type
-    if pa.types.is_null(kind):
+    dtype = array.type
+    if pa.types.is_null(dtype):
         return np.zeros(len(array)), np.ones(len(array), bool)
     missing = are_null(array)
-    if pa.types.is_boolean(kind) and field.type != "decimal":
+    if pa.types.is_boolean(dtype) and field.type != "decimal":
         array = array.cast(pa.uint8())
-    elif pa.types.is_decimal(kind):
+    elif pa.types.is_decimal(dtype):
         array = array.cast(pa.string())  # read as text is, to the nearest float64
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise _no_numbers(field, kind)
+    elif not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype)):
+        raise _no_numbers(field, dtype)
     values = stored_values(array.cast(pa.float64(), safe=False))
     return np.where(missing, 0.0, values) if array.null_count else values, missing
 
 
-def _no_numbers(field: NumericalField, kind: pa.DataType) -> ValueError:
+def _no_numbers(field: NumericalField, dtype: pa.DataType) -> ValueError:
     expected = "integers" if field.type == "decimal" else "numbers"
-    return ValueError(f"column {field.column!r}: expected {expected}, got the type {kind}")
+    return ValueError(f"column {field.column!r}: expected {expected}, got the type {dtype}")
 
 
 def _are_decimals(array: pa.Array, values: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def _are_decimals(array: pa.Array, values: np.ndarray) -> np.ndarray:
     if pa.types.is_decimal(array.type):
         numbers = array.to_pylist()
         return np.array([n is None or (n % 1 == 0 and abs(n) < MOST_DECIMAL) for n in numbers])
-    within = is_text(decoded(array.type)) | (np.abs(values) < MOST_DECIMAL)  # texts were checked
+    within = is_text(value_type(array.type)) | (np.abs(values) < MOST_DECIMAL)  # texts were checked
     return (np.floor(values) == values) & within
 
 
@@ -112,7 +112,7 @@ def _of_texts(
     distinct, codes = distinct_of(field.column, array, faults) if coded else (array, None)
     if not coded:
         distinct, problems = utf_8(array)
-        faults.add_places(field.column, np.arange(len(array)), problems, len(array))
+        faults.add_distinct(field.column, np.arange(len(array)), problems, len(array))
     column = text_column(distinct)
     values = np.full(len(distinct), np.nan)
     if native.host is not None and not (field.true_values or field.false_values):
@@ -132,7 +132,7 @@ def _of_texts(
     values[missing] = 0.0
     if codes is None:
         codes = np.where(are_null(distinct), -1, np.arange(len(distinct)))
-    faults.add_places(field.column, codes, problems, len(distinct))
+    faults.add_distinct(field.column, codes, problems, len(distinct))
     return np.append(values, 0.0)[codes], np.append(missing, True)[codes]
 
 

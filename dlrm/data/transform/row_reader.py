@@ -19,13 +19,13 @@ from dlrm.data.transform.arrays import (
     array_of,
     bits_of,
     column_of,
-    decoded,
     dictionary_encoded,
     distinct_of,
-    kind_of_values,
     numbers_of_json,
     plain_texts,
     utf_8,
+    value_class,
+    value_type,
 )
 from dlrm.data.transform.keys import FieldKeys
 from dlrm.data.transform.list_arrays import (
@@ -45,7 +45,7 @@ class _Keyed(NamedTuple):
     """The distinct values of a categorical field as they were read, and their keys."""
 
     raw: pa.Array
-    form: tuple[str, int]  # kind of the values, and bits of floats
+    form: tuple[str, int]  # class of the values, and bits of floats
     keys: np.ndarray
     missing: np.ndarray
     problems: dict[int, str]
@@ -147,7 +147,7 @@ class RowReader:
                 values[index] = self._is_positive(text)
             except ValueError as error:
                 problems[index] = str(error)
-        faults.add_places(name, codes, problems, len(distinct))
+        faults.add_distinct(name, codes, problems, len(distinct))
         return values[codes]
 
     def _number(self, field: NumericalField, batch: pa.RecordBatch, faults: Faults) -> Parsed:
@@ -169,8 +169,8 @@ class RowReader:
         raw, codes = self._distinct(field, array)
         if field.type == "id":
             faults.add(name, codes < 0, lambda row: keys_of.id_problem(None))
-        kind = NUMBER if numbers_of_json(batch, name) else kind_of_values(array.type)
-        form = kind, bits_of(array.type)
+        of_values = NUMBER if numbers_of_json(batch, name) else value_class(array.type)
+        form = of_values, bits_of(array.type)
         earlier = self._earlier.get(name)
         if earlier is None or earlier.form != form or not earlier.raw.equals(raw):
             distinct, not_utf_8 = utf_8(raw)
@@ -181,7 +181,7 @@ class RowReader:
             problems |= not_utf_8
             texts = array_of(column) if column is not None and self._texts else None
             earlier = self._earlier[name] = _Keyed(raw, form, keys, missing, problems, texts)
-        faults.add_places(name, codes, earlier.problems, len(raw))
+        faults.add_distinct(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             present = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
             codes = present.take(codes, mode="wrap")
@@ -232,7 +232,7 @@ class RowReader:
             distinct, codes = distinct_of(name, array, faults)
             problems = dict[int, str]()
             (keys, missing), _ = self._groups[name].of(distinct, problems, bits=bits_of(array.type))
-            faults.add_places(name, codes, problems, len(distinct))
+            faults.add_distinct(name, codes, problems, len(distinct))
             absent = np.append(missing, True)
             faults.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
@@ -241,8 +241,8 @@ class RowReader:
         return extra
 
 
-def _type_name(kind: pa.DataType) -> str:
-    return "string" if kind == pa.large_string() else str(decoded(kind))
+def _type_name(dtype: pa.DataType) -> str:
+    return "string" if dtype == pa.large_string() else str(value_type(dtype))
 
 
 def _bad_weight(weights: Parsed, row: int) -> str:

@@ -31,9 +31,9 @@ def missing_features(numerical: Sequence[Parsed], categorical: Sequence[Column])
     return np.array([column.missing for column in (*numerical, *categorical)])
 
 
-def in_list(place: int, problem: str) -> str:
+def in_list(position: int, problem: str) -> str:
     """Adds to a problem the position of the value in its list."""
-    return f"place {place} of the list: {problem}"
+    return f"place {position} of the list: {problem}"
 
 
 def length_problem(field: CategoricalField, length: int) -> str:
@@ -61,8 +61,8 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
     lengths = column.lengths
     if not field.ordered:
         rows = np.repeat(np.arange(len(lengths)), lengths)
-        places = np.where(ids == 0, np.iinfo(np.int64).max, ids.astype(np.int64))
-        keys = (places, rows) if weights is None else (weights, places, rows)
+        ranks = np.where(ids == 0, np.iinfo(np.int64).max, ids.astype(np.int64))
+        keys = (ranks, rows) if weights is None else (weights, ranks, rows)
         order = np.lexsort(keys)
         ids, weights = ids[order], None if weights is None else weights[order]
     if (long := lengths > list_field.max_length).any():
@@ -72,8 +72,8 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
         kept = np.where(long, list_field.max_length, lengths)
         starts = np.cumsum(lengths, dtype=np.int64)
         starts -= kept if field.kept == "last" else lengths
-        places = np.repeat(starts - np.cumsum(kept) + kept, kept) + np.arange(kept.sum())
-        ids, weights, lengths = ids[places], None if weights is None else weights[places], kept
+        indices = np.repeat(starts - np.cumsum(kept) + kept, kept) + np.arange(kept.sum())
+        ids, weights, lengths = ids[indices], None if weights is None else weights[indices], kept
     if weights is not None:
         weights = weights.astype(bags.WEIGHTS_DTYPE, copy=False)
     return Jagged(ids, lengths.astype(list_field.lengths_dtype), weights)
@@ -100,8 +100,8 @@ def _unquoted(item: str) -> str:
 
 def move_to_row(error: RowError, lengths: np.ndarray) -> None:
     """Makes the row of an error that of the list; it was the index of the value among all."""
-    error.row, place = bags.row_of(lengths, error.row)
-    error.problem = in_list(place, error.problem)
+    error.row, position = bags.row_of(lengths, error.row)
+    error.problem = in_list(position, error.problem)
 
 
 class FieldRows(NamedTuple):

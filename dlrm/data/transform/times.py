@@ -21,34 +21,34 @@ _MICROSECOND = 1000  # nanoseconds
 
 def times(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
     """Returns microseconds since 1970 in UTC, int64 `[rows]`; missing ones are bad."""
-    name, kind = field.column, array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.dictionary_decode(), kind.value_type
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        zone = getattr(kind, "tz", None)
+    name, dtype = field.column, array.type
+    if pa.types.is_dictionary(dtype):
+        array, dtype = array.dictionary_decode(), dtype.value_type
+    if pa.types.is_timestamp(dtype) or pa.types.is_date(dtype):
+        zone = getattr(dtype, "tz", None)
         if zone is None and field.zone is None:
             raise ValueError(
-                f"column {name!r}: expected timestamps with a time zone, got the type {kind}; "
+                f"column {name!r}: expected timestamps with a time zone, got the type {dtype}; "
                 "time: {zone: UTC} in the schema says which it is"
             )
-        if pa.types.is_date(kind):
-            array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
+        if pa.types.is_date(dtype):
+            array = array.cast(pa.timestamp("s" if pa.types.is_date32(dtype) else "ms"))
         local = field.zone if zone is None else None
         unit = TIME_UNITS[array.type.unit]
         return _of_counts(name, array.cast(pa.int64()), unit, local, faults)
-    digits = pa.types.is_integer(kind) and field.format is not None  # such as 20261120
-    if digits or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
-    if pa.types.is_integer(kind):
+    digits = pa.types.is_integer(dtype) and field.format is not None  # such as 20261120
+    if digits or pa.types.is_floating(dtype) or pa.types.is_decimal(dtype):
+        array, dtype = as_text(array), pa.large_string()  # of which the fraction is exact
+    if pa.types.is_integer(dtype):
         if field.unit is None:
             raise ValueError(
-                f"column {name!r}: expected timestamps, got the type {kind}; time: {{unit: s}} in "
+                f"column {name!r}: expected timestamps, got the type {dtype}; time: {{unit: s}} in "
                 "the schema says that they are seconds since 1970"
             )
         return _of_counts(name, array, TIME_UNITS[field.unit], None, faults)
-    if is_text(kind):
+    if is_text(dtype):
         return _times_of_text(field, array, faults)
-    raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
+    raise ValueError(f"column {name!r}: expected timestamps, got the type {dtype}")
 
 
 def _of_counts(
@@ -83,12 +83,12 @@ def _times_of_text(field: TimeField, array: pa.Array, faults: Faults) -> np.ndar
     distinct, codes = distinct_of(field.column, array, faults)
     cells = [*plain_texts(distinct), ""]
     values, problems = np.zeros(len(cells), np.int64), dict[int, str]()
-    for place, cell in enumerate(cells):
+    for index, cell in enumerate(cells):
         try:
-            values[place] = microseconds(cell, field)
+            values[index] = microseconds(cell, field)
         except ValueError as error:
-            problems[place] = str(error)
-    faults.add_places(field.column, codes, problems, len(distinct))
+            problems[index] = str(error)
+    faults.add_distinct(field.column, codes, problems, len(distinct))
     return values[codes]
 
 

@@ -20,8 +20,8 @@ from dlrm.data.schema.numbers import Fitted
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
+    CachedByKey,
     Coded,
-    OfKeys,
     Parsed,
     TextColumn,
     field_error,
@@ -93,19 +93,19 @@ class Transform:
         self.negatives = None if negatives is None else tuple(negatives)
         self.columns = tuple(columns)
         self.keep_negatives = keep_negatives
-        places = {
-            field.column: place
-            for place, fields in enumerate(schema.dictionaries().values())
+        index_of = {
+            field.column: index
+            for index, fields in enumerate(schema.dictionaries().values())
             for field in fields
         }
         self.fields = schema.categorical_features
-        self.dictionary_of = [places[field.column] for field in self.fields]
+        self.dictionary_of = [index_of[field.column] for field in self.fields]
         self.cardinalities = [
-            1 + len(self.dictionaries[place]) + field.hash_buckets
-            for place, field in zip(self.dictionary_of, self.fields, strict=True)
+            1 + len(self.dictionaries[index]) + field.hash_buckets
+            for index, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
-        self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
+        self._encode = [CachedByKey(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
 
@@ -127,7 +127,7 @@ class Transform:
         """
         limits = frequency_limits(frequency_limit, num_numerical, len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
-        made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
+        made = [Dictionary(keys, type="hexadecimal") for keys in dictionaries]
         return cls(schema, [Fitted()] * num_numerical, made, ["string"] * len(made))
 
     @classmethod
@@ -199,7 +199,7 @@ class Transform:
     @property
     def own_ids(self) -> list[int]:
         """Returns each table's greatest id of a single value; ids of hash buckets follow."""
-        return [len(self.dictionaries[place]) for place in self.dictionary_of]
+        return [len(self.dictionaries[index]) for index in self.dictionary_of]
 
     def apply(
         self,
@@ -265,12 +265,12 @@ class Transform:
             return f"(bucket {id - len(dictionary) - 1})"
         return str(dictionary.value(id))
 
-    def lookup(self, place: int) -> IdLookup:
+    def lookup(self, index: int) -> IdLookup:
         """Returns the lookup of a dictionary, made on first use."""
-        lookup = self._lookups[place]
+        lookup = self._lookups[index]
         if lookup is None:
-            self.check(place)
-            lookup = self._lookups[place] = IdLookup.from_dictionary(self.dictionaries[place].keys)
+            self.check(index)
+            lookup = self._lookups[index] = IdLookup.from_dictionary(self.dictionaries[index].keys)
         return lookup
 
     def build(self) -> None:
@@ -279,14 +279,14 @@ class Transform:
             _ = self.keys
         elif native.served is not None:
             _ = self._native_lookups
-        for place, dictionary in enumerate(self.dictionaries):
-            if dictionary.kind != "id":
-                self.lookup(place)
+        for index, dictionary in enumerate(self.dictionaries):
+            if dictionary.type != "id":
+                self.lookup(index)
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
         """Loads lookups from files, so that processes share them; see `IdLookup.load`."""
         self._lookups = [
-            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
+            None if d.type == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
             for i, d in enumerate(self.dictionaries)
         ]
 
@@ -324,7 +324,7 @@ class Transform:
 
     @cached_property
     def _native_lookups(self) -> native.Lookups:
-        return native.Lookups([self.lookup(place) for place in self.dictionary_of])
+        return native.Lookups([self.lookup(index) for index in self.dictionary_of])
 
     @cached_property
     def keys(self) -> list["FieldKeys"]:
@@ -372,27 +372,27 @@ class Transform:
 
     def check_all(self) -> None:
         """Compares every file with its checksum, as `check` does."""
-        for place in range(len(self._crcs)):
-            self.check(place)
+        for index in range(len(self._crcs)):
+            self.check(index)
 
-    def check(self, place: int) -> None:
+    def check(self, index: int) -> None:
         """Compares a dictionary with its checksums; called before its first use.
 
         Args:
-            place: index of the dictionary.
+            index: index of the dictionary.
 
         Raises:
             ValueError: it has changed since it was saved; the message names its file.
         """
-        if not self._crcs or place in self._checked:
+        if not self._crcs or index in self._checked:
             return
         for (name, array), crc in zip(
-            arrays_of(self.dictionaries[place], place).items(), self._crcs[place], strict=True
+            arrays_of(self.dictionaries[index], index).items(), self._crcs[index], strict=True
         ):
             if (actual := checksum(array)) != crc:
                 path = Path(self.directory or "", name)
                 raise ValueError(f"{path}: expected CRC-32 {crc}, got {actual}: damaged")
-        self._checked.add(place)
+        self._checked.add(index)
 
 
 def stack_ids(ids: Sequence[np.ndarray | Jagged], rows: int) -> np.ndarray:

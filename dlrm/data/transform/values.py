@@ -2,8 +2,8 @@
 
 A table has the same values as Parquet, CSV, JSON lines or a data frame, and as a mapping in Python,
 but each writes them in its own way: true and True, 12 and 12.0, 2026-11-20 and 2026-11-20T00:00:00.
-`canonical` gives such texts one form, and `KnownTexts` compares values of another kind, such as the
-number 1, with the texts that a field had in training, such as true.
+`canonical` gives such texts one form, and `KnownTexts` compares values of another class, such as
+the number 1, with the texts that a field had in training, such as true.
 """
 
 import math
@@ -142,25 +142,25 @@ def replaced(
     first, of_distinct = rows, np.arange(len(rows))
     if len(rows) > _FEW:  # each text once, as values mostly repeat
         hashes = hash_texts(TextColumn(data, starts[rows], ends[rows]))
-        _, places, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
-        first = rows[places]
+        _, indices, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
+        first = rows[indices]
     changed: dict[int, bytes] = {}
     whole = data.data
-    for place, (begin, end) in enumerate(
+    for index, (begin, end) in enumerate(
         zip(starts[first].tolist(), ends[first].tolist(), strict=True)
     ):
         text = str(whole[begin:end], "utf-8", "surrogateescape")
         new = replace.get(text, text) if isinstance(replace, Mapping) else replace(text)
         if new != text:
-            changed[place] = new.encode("utf-8", "surrogateescape")
+            changed[index] = new.encode("utf-8", "surrogateescape")
     if not changed:
         return column
     new_starts, new_ends = starts[first], ends[first]
-    places = np.fromiter(changed, np.int64, len(changed))
+    indices = np.fromiter(changed, np.int64, len(changed))
     lengths = np.fromiter(map(len, changed.values()), np.int64, len(changed))
     added = b"".join(changed.values())
-    new_ends[places] = len(data) + np.cumsum(lengths)
-    new_starts[places] = new_ends[places] - lengths
+    new_ends[indices] = len(data) + np.cumsum(lengths)
+    new_starts[indices] = new_ends[indices] - lengths
     starts, ends = starts.copy(), ends.copy()
     starts[rows], ends[rows] = new_starts[of_distinct], new_ends[of_distinct]
     every = np.concatenate([data, np.frombuffer(added + bytes(8), np.uint8)])
@@ -222,32 +222,32 @@ class KnownTexts:
         self.column, self._dictionary, self._typed = column, dictionary, is_number_type(type)
         self._narrow = {"float": np.float32, "halffloat": np.float16}.get(type)
         self._inexact: dict[int, str | None] = {}
-        self._had: dict[tuple[str, str | None], bool] = {}  # by kind, and zone of times
+        self._had: dict[tuple[str, str | None], bool] = {}  # by class, and zone of times
 
-    def match(self, column: TextColumn, present: np.ndarray, kind: str) -> TextColumn:
+    def match(self, column: TextColumn, present: np.ndarray, value_class: str) -> TextColumn:
         """Returns texts of values as the texts that the field had for them.
 
         Args:
             column: the values' texts, in canonical form.
             present: mask of the values that are not missing.
-            kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
+            value_class: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
 
         Raises:
-            ValueError: typed values are of a kind that the field never had; the message names both.
+            ValueError: the field never had values of a class; the message names both.
         """
         rows = np.flatnonzero(present)
-        if not len(rows) or (kind == TEXT and not self._typed and self._words is None):
+        if not len(rows) or (value_class == TEXT and not self._typed and self._words is None):
             return column
         if self._words is not None:
             column = replaced(column, rows, self._words)
-            kind = TEXT if kind in (BOOLEAN, NUMBER) else kind
-        if kind != TEXT:
-            self._check(kind, column.text(int(rows[0])))
+            value_class = TEXT if value_class in (BOOLEAN, NUMBER) else value_class
+        if value_class != TEXT:
+            self._check(value_class, column.text(int(rows[0])))
         if self._typed:
-            if kind == NUMBER and self._narrow is None:
+            if value_class == NUMBER and self._narrow is None:
                 return column
             return replaced(column, rows, self._typed_number)
-        if kind == NUMBER and self._spellings:
+        if value_class == NUMBER and self._spellings:
             return replaced(column, rows, self._spelling)
         return column
 
@@ -317,25 +317,25 @@ class KnownTexts:
             )
         return first
 
-    def _check(self, kind: str, got: str) -> None:
-        """Raises ValueError if the field never had values of a kind."""
+    def _check(self, value_class: str, got: str) -> None:
+        """Raises ValueError if the field never had values of a class."""
         tests: dict[str, Callable[[str], object]] = {  # of a text
             NUMBER: _NUMBER.fullmatch,
             BOOLEAN: {"true", "false", "0", "1"}.__contains__,
             TIME: lambda text: _zone_of(text) == _zone_of(got),
         }
-        key = kind, _zone_of(got) if kind == TIME else None
+        key = value_class, _zone_of(got) if value_class == TIME else None
         if key not in self._had:
-            self._had[key] = any(map(tests[kind], self._texts()))
-        padded = self._padded if kind == NUMBER and not self._typed else None
+            self._had[key] = any(map(tests[value_class], self._texts()))
+        padded = self._padded if value_class == NUMBER and not self._typed else None
         first = next(self._texts(), None)
         if first is None or (padded is None and self._had[key]):
             return
-        hint = "; true_values in the schema names a text that means true" * (kind == BOOLEAN)
+        hint = "; true_values in the schema names a text that means true" * (value_class == BOOLEAN)
         hint += "; a number has no zeros at its beginning: read the column as text" * bool(padded)
         raise ValueError(
             f"column {self.column!r}: expected values such as {padded or first!r}, as in the "
-            f"training data, got the {kind} {got}{hint}"
+            f"training data, got the {value_class} {got}{hint}"
         )
 
 
@@ -349,7 +349,7 @@ _MARKS = np.frombuffer(b".eE+", np.uint8)  # numbers without these have one text
 
 def _has(column: TextColumn, character: int) -> np.ndarray:
     """Returns a mask of texts with a character of ASCII."""
-    places = np.flatnonzero(column.data == character)
-    if not len(places):
+    positions = np.flatnonzero(column.data == character)
+    if not len(positions):
         return np.zeros(len(column.starts), bool)
-    return np.searchsorted(places, column.starts) < np.searchsorted(places, column.ends)
+    return np.searchsorted(positions, column.starts) < np.searchsorted(positions, column.ends)

@@ -17,7 +17,6 @@ import numpy as np
 
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
-from dlrm.preproc.division import DROPPED, TEST, TRAIN, VALIDATION, Divided, Divider, Ranges
 from dlrm.preproc.fitting import Counted
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import (
@@ -34,6 +33,7 @@ from dlrm.preproc.packing import Written
 from dlrm.preproc.prepare import count, fit, part_bytes, quarantine, transform, write_dataset
 from dlrm.preproc.report.facts import Files
 from dlrm.preproc.source import Target
+from dlrm.preproc.splits import DROPPED, TEST, TRAIN, VALIDATION, Ranges, SplitRows, Splitter
 from dlrm.preproc.stage import PreparationRun
 
 UNLABELED = "unlabeled"
@@ -69,23 +69,23 @@ def prepare(
     days, end = range(splits[-1].file + 1), sum(split.rows for split in splits)
     if not end:
         raise ValueError("the input has no line that can be read; expected one or more")
-    divider, note = Ranges([0, end], [TRAIN]), "All days are training rows. "
+    splitter, note = Ranges([0, end], [TRAIN]), "All days are training rows. "
     if run.options.hold_out:
         begin = sum(split.rows for split in splits if split.file < days[-1])
         edges = [0, begin, begin + (end - begin) // 2, end]
-        divider = Ranges(edges, [TRAIN, TEST, VALIDATION])
+        splitter = Ranges(edges, [TRAIN, TEST, VALIDATION])
         note = "The last day is held out: its first half is test, the rest validation. "
     names = Files([f"day {day}" for day in days], "day", note)
     more = None if unlabeled is None else partial(_transform_unlabeled, run, unlabeled)
-    return write_dataset(run, _divided(divider, source, splits, counted), names, more=more)
+    return write_dataset(run, _split(splitter, source, splits, counted), names, more=more)
 
 
 def _transform_unlabeled(run: PreparationRun, path: Path) -> Written:
     """Transforms a log without labels, in the order of its lines."""
     source, splits, counted = _read(run, [path], fit=False, name=UNLABELED, labeled=False)
     target = Target(UNLABELED, sum(split.rows for split in splits), TRAIN, labeled=False)
-    divided = _divided(Ranges([0, target.rows], [TRAIN]), source, splits, counted)
-    return transform(run, divided, [target], UNLABELED)
+    split_rows = _split(Ranges([0, target.rows], [TRAIN]), source, splits, counted)
+    return transform(run, split_rows, [target], UNLABELED)
 
 
 def _read(
@@ -111,17 +111,17 @@ def _read(
         fits = [TRAIN if first <= day <= last else TEST for day in range(len(days))]
         if run.parent is not None:
             run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
-    divider = Divider(options.division, options.schema, 0, fits)
+    splitter = Splitter(options.division, options.schema, 0, fits)
     source = LogSource(options.schema, replace(options.log_format, labeled=labeled))
-    counted = count(run, source, divider, splits, "count" if fit else f"{name} count", fit)
+    counted = count(run, source, splitter, splits, "count" if fit else f"{name} count", fit)
     splits = number_rows(splits, counted.facts)
     quarantine(run, splits, counted)
     return source, splits, counted
 
 
-def _divided(divider: Ranges, source: LogSource, parts: list[Split], counted: Counted) -> Divided:
-    rows = divider.count(parts)
-    return Divided(source, divider, parts, rows, np.zeros((*rows.shape, 0), np.int64), counted)
+def _split(splitter: Ranges, source: LogSource, parts: list[Split], counted: Counted) -> SplitRows:
+    rows = splitter.count(parts)
+    return SplitRows(source, splitter, parts, rows, np.zeros((*rows.shape, 0), np.int64), counted)
 
 
 def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Split]:
@@ -202,13 +202,13 @@ def transform_days(
     rows = sum(split.rows for split in splits)
     first = rows // 2 if half == "second" else 0
     last = rows // 2 if half == "first" else rows
-    divider = Ranges([0, first, last, rows], [DROPPED, TRAIN, DROPPED])
-    counts = divider.count(splits)[:, TRAIN].tolist()
+    splitter = Ranges([0, first, last, rows], [DROPPED, TRAIN, DROPPED])
+    counts = splitter.count(splits)[:, TRAIN].tolist()
     used = [split for split, some in zip(splits, counts, strict=True) if some]
     shuffled = options.output_ordering == "total_random"
     target = Target("", last - first, shuffled=shuffled, labeled=labeled)
-    divided = _divided(divider, source, used, counted)
-    totals = transform(run, divided, [target], directory=directory).totals[""]
+    split_rows = _split(splitter, source, used, counted)
+    totals = transform(run, split_rows, [target], directory=directory).totals[""]
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)
     return totals

@@ -150,8 +150,8 @@ class Report:
             ],
             "numerical": [self._numerical(i) for i in range(fitted.num_numerical)],
             "categorical": [
-                self._categorical(i, distinct[place])
-                for i, place in enumerate(fitted.dictionary_of)
+                self._categorical(i, distinct[index])
+                for i, index in enumerate(fitted.dictionary_of)
             ],
             "rows_quarantined": [
                 {"file": self._files.names[file], "rows": quarantined[file]}
@@ -293,8 +293,8 @@ def _shortest(least: float, greatest: float) -> float:
         return 0
     if not greatest - least > _TINY:
         return least
-    place = math.ceil(math.log10(max(abs(least), abs(greatest))))
-    while (first := math.ceil(least / 10.0**place)) > (last := math.floor(greatest / 10.0**place)):
-        place -= 1
-    middle = min(max(round((least + greatest) / 2 / 10.0**place), first), last)
-    return middle * 10**place if place >= 0 else middle / 10**-place
+    power = math.ceil(math.log10(max(abs(least), abs(greatest))))
+    while (first := math.ceil(least / 10.0**power)) > (last := math.floor(greatest / 10.0**power)):
+        power -= 1
+    middle = min(max(round((least + greatest) / 2 / 10.0**power), first), last)
+    return middle * 10**power if power >= 0 else middle / 10**-power

@@ -49,7 +49,7 @@ def sent(task: Callable, mask: int) -> Callable:
 
 
 def guarded(task: Callable, mask: int, batches: Any) -> Iterator[Any]:
-    """Runs a task with the driver's umask; marks its errors of input and output, with a place."""
+    """Runs a task with the driver's umask; marks its errors, with the host if a file failed."""
     os.umask(mask)
     gc.freeze()  # what is loaded: Spark collects garbage after each task, which would take 40 ms
     try:

@@ -76,8 +76,8 @@ class Pieces:
         objects: dict[str, list[tuple[str, int, int]]] = {}
         for found in self._engine.map(task, list(self._placed())):
             for name, parts in found.items():
-                for file, place, size, crcs in parts:
-                    joined.setdefault(file, JoinedChecksum(file)).add(place, size, crcs)
+                for file, offset, size, crcs in parts:
+                    joined.setdefault(file, JoinedChecksum(file)).add(offset, size, crcs)
                 objects[name] = [part[:3] for part in parts]
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder)
@@ -108,12 +108,12 @@ def write_piece(
     """Writes consecutive rows of a target; yields facts about them, or those about parts."""
     parts: list[dict[str, np.ndarray]] = []
     rows, target, key = 0, FACTS, 0
-    for place, batch in slices(batches):
-        if place == FACTS:
+    for index, batch in slices(batches):
+        if index == FACTS:
             yield batch
             continue
         if not parts:
-            target, key = place, batch.column(1)[0].as_py()
+            target, key = index, batch.column(1)[0].as_py()
             layout = layouts_of(job)[target]
         parts.append(layout.unpack(batch.column(2)))
         rows += len(batch)
@@ -136,10 +136,10 @@ def write_piece(
 def join_piece(
     piece: Piece, job: PackJob, folder: Path | Uri, dataset: Path | None
 ) -> dict[str, list[tuple[str, int, int, list[int]]]]:
-    """Copies a piece to its place in the files of a dataset, or says what its object has.
+    """Copies a piece to its position in the files of a dataset, or says what its object has.
 
     Returns:
-        Names of objects and their slices: file, place, size, and sums.
+        Names of objects and their slices: file, offset, size, and sums.
     """
     if isinstance(folder, Uri):
         store = open_store(folder)
@@ -156,21 +156,21 @@ def join_piece(
     for i, (file, (lengths, _)) in enumerate(zip(layout.starts, layout.lists, strict=True)):
         (data,) = (data for name, _, data in found if name == lengths)
         before, of_rows = piece.first_values[i], np.frombuffer(data, layout.dtypes[lengths])
-        first, places = starts_within(of_rows, piece.first_row, before)
+        first, indices = starts_within(of_rows, piece.first_row, before)
         if piece.is_last:
-            places = np.append(places, before + piece.values[i])
-        places = places.astype(bags.STARTS_DTYPE)
-        starts.append((file, first * places.itemsize, memoryview(places.tobytes())))
+            indices = np.append(indices, before + piece.values[i])
+        indices = indices.astype(bags.STARTS_DTYPE)
+        starts.append((file, first * indices.itemsize, memoryview(indices.tobytes())))
     found, starts = ([one for one in own if len(one[2])] for own in (found, starts))
     if dataset is not None:
-        for file, place, data in found + starts:
+        for file, offset, data in found + starts:
             with open(dataset / file, "r+b", buffering=0) as opened:
-                write_at(opened.fileno(), data, place)
+                write_at(opened.fileno(), data, offset)
     elif starts and isinstance(folder, Uri):
         key = folder.below(f"{piece.name}.starts").key
         open_store(folder).write(key, b"".join(data for *_, data in starts))
     return {
-        name: [(file, place, len(data), slice_sums(place, data)) for file, place, data in own]
+        name: [(file, offset, len(data), slice_sums(offset, data)) for file, offset, data in own]
         for name, own in ((piece.name, found), (f"{piece.name}.starts", starts))
         if own
     }

@@ -87,10 +87,10 @@ def session_engine(
 
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # which raises them too
     files = None
-    if output and is_uri(place := origin_of(output)) and not shares_folders(session):
+    if output and is_uri(uri := origin_of(output)) and not shares_folders(session):
         from dlrm.preproc.spark.stored_files import StoredFiles
 
-        files = StoredFiles(Uri.parse(place), work_path(output))
+        files = StoredFiles(Uri.parse(uri), work_path(output))
     if (context := _context(session)) is not None and context.uiWebUrl:
         say(f"Spark UI: {context.uiWebUrl}")
         sys.stdout.flush()  # executors may be long in coming

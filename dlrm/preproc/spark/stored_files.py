@@ -58,11 +58,11 @@ class StoredFiles:
     """The files of a run, as the driver has them.
 
     Args:
-        uri: place of the output.
+        uri: URI of the output.
         work: the driver's folder of work on it.
 
     Attributes:
-        data: place of the rows, which executors write.
+        data: URI of the rows, which executors write.
     """
 
     def __init__(self, uri: Uri, work: Path) -> None:
@@ -88,20 +88,20 @@ class StoredFiles:
         return Packed(content.getvalue(), {_relative(p): own for p, own in packing.inputs.items()})
 
     def adopt_new(self) -> None:
-        """Makes outlines of the files that tasks have written."""
-        place = self._run.below("work")
-        for entry in open_store(place).entries(place.folder):
-            path = f"{self.work}/{entry.key.removeprefix(place.folder)}"
+        """Creates placeholders of the files that tasks have written."""
+        uri = self._run.below("work")
+        for entry in open_store(uri).entries(uri.folder):
+            path = f"{self.work}/{entry.key.removeprefix(uri.folder)}"
             if path not in _inputs or _inputs[path].entry != entry:
-                _outline(path, Uri(place.scheme, place.authority, entry.key), entry)
+                _create_placeholder(path, Uri(uri.scheme, uri.authority, entry.key), entry)
 
     def ship(self, folder: str) -> str:
         """Uploads a folder, once; returns its name."""
         name = f"folders/{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
         if name not in self._shipped:
-            place, paths = self._run.below(name), Path(folder).rglob("*")
+            uri, paths = self._run.below(name), Path(folder).rglob("*")
             files = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
-            upload(open_store(place), {place.below(own).key: path for own, path in files.items()})
+            upload(open_store(uri), {uri.below(own).key: path for own, path in files.items()})
             self._shipped.add(name)
         return name
 
@@ -192,14 +192,14 @@ def _fetch(path: Path, wanted: Input) -> None:
         return
     with open(path, "wb", buffering=0) as file:
         file.truncate(entry.size)
-        for place, end, is_text in wanted.ranges:
+        for offset, end, is_text in wanted.ranges:
             text = b""
-            while place < entry.size and (place < end or is_text and b"\n" not in text):
-                stop = min(place + _BLOCK_BYTES, end) if place < end else place + _TAIL_BYTES
-                content = bytes(store.read(entry, place, min(stop, entry.size)))
-                write_at(file.fileno(), content, place)
-                text = content if place >= end else b""
-                place += len(content)
+            while offset < entry.size and (offset < end or is_text and b"\n" not in text):
+                stop = min(offset + _BLOCK_BYTES, end) if offset < end else offset + _TAIL_BYTES
+                content = bytes(store.read(entry, offset, min(stop, entry.size)))
+                write_at(file.fileno(), content, offset)
+                text = content if offset >= end else b""
+                offset += len(content)
 
 
 def _relative(path: str) -> str:
@@ -207,8 +207,8 @@ def _relative(path: str) -> str:
     return with_uris(path).replace("://", "/")
 
 
-def _outline(path: str, uri: Uri, entry: Entry) -> None:
-    """Makes a file of the size of an object, with what the driver reads of it."""
+def _create_placeholder(path: str, uri: Uri, entry: Entry) -> None:
+    """Creates a file of the size of an object, with what the driver reads of it."""
     tail = max(entry.size - _TAIL_BYTES, 0)
     ranges = [(0, _HEAD_BYTES, False), (tail, entry.size, False)]
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -253,7 +253,7 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
         shown = [Uri(uri.scheme, uri.authority, listing.name_of(one)) for one in listing.entries]
         made = [f"{root}/{_relative(str(one))}" for one in shown]
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(_outline, made, shown, listing.entries))
+            list(pool.map(_create_placeholder, made, shown, listing.entries))
         return sorted(made) if uri.has_pattern else [f"{root}/{_relative(str(uri)).rstrip('/')}"]
 
     try:

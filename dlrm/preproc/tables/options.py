@@ -6,8 +6,8 @@ from typing import Any
 from dlrm.data import layout
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.preproc.division import facts
 from dlrm.preproc.options import PreparationOptions, SplitConfig
+from dlrm.preproc.splits import facts
 
 
 @dataclass(frozen=True)

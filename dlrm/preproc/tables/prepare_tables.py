@@ -21,10 +21,10 @@ import numpy as np
 from dlrm.data import layout
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.files import ARROW, FRAME, JSON_LINES, PARQUET, TableFile
+from dlrm.data.tables.formats.base import FileFormat
+from dlrm.data.tables.formats.cells import Cells
+from dlrm.data.tables.formats.text import Text
 from dlrm.data.tables.frames import write_frame
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.kind import Kind
-from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import Part, joined, parts_of_file
 from dlrm.data.tables.text_parts import (
     Measured,
@@ -34,7 +34,6 @@ from dlrm.data.tables.text_parts import (
     measure,
     text_parts,
 )
-from dlrm.preproc.division import Divided, Divider
 from dlrm.preproc.engine import Engine
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.prepare import (
@@ -47,6 +46,7 @@ from dlrm.preproc.prepare import (
 )
 from dlrm.preproc.report.facts import Files, slices_of_files
 from dlrm.preproc.spark.query import SparkQuery, read_query
+from dlrm.preproc.splits import SplitRows, Splitter
 from dlrm.preproc.stage import PreparationRun, open_run
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
@@ -94,12 +94,12 @@ def prepare_tables(
     """
     began = time.perf_counter()
     files, splits = _files(options, tables) if query is None else ([], [])
-    in_memory = any(file.kind is FRAME for file in files)
+    in_memory = any(file.format is FRAME for file in files)
     in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [file.path for file in files]
     facts: dict[str, Any] = input_facts(on_disk) | ({} if query is None else query.facts())
     for split, given in tables.items():
-        named = [f"{file.path.resolve()} ({file.kind})" for file in given]
+        named = [f"{file.path.resolve()} ({file.format})" for file in given]
         facts[f"--{split}_input"] = len(given) if in_memory else named
     failures = () if keep_failed else (TaskError, ValueError)
     lost = (BaseException,) if in_memory else failures
@@ -125,14 +125,14 @@ def _files(
 ) -> tuple[list[TableFile], list[int]]:
     """Returns the files, and the split of each file's rows; no splits if rows determine them."""
     files = [file for split in layout.SPLITS for file in tables.get(split, ())]
-    given: set[tuple[Path, Kind]] = set()
+    given: set[tuple[Path, FileFormat]] = set()
     for file in files:
-        if (key := (file.path.resolve(), file.kind)) in given:
+        if (key := (file.path.resolve(), file.format)) in given:
             raise ValueError(f"{file.path}: given twice (--input, --test_input, ...)")
         given.add(key)
-    kinds = {file.kind.name: file.path for file in files}
-    if len(kinds) > 1:
-        shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
+    formats = {file.format.name: file.path for file in files}
+    if len(formats) > 1:
+        shown = ", ".join(f"{path.name} ({name})" for name, path in formats.items())
         raise ValueError(f"--input: expected files of one kind, got {shown}")
     if set(tables) <= {"train"}:
         return files, []
@@ -141,8 +141,8 @@ def _files(
             raise ValueError(
                 f"--{name}: expected no --test_input and --validation_input beside it, got both"
             )
-    places = enumerate(layout.SPLITS)
-    return files, [place for place, name in places for _ in tables.get(name, ())]
+    numbered = enumerate(layout.SPLITS)
+    return files, [split for split, name in numbered for _ in tables.get(name, ())]
 
 
 @contextmanager
@@ -165,9 +165,9 @@ def _prepare(
 ) -> dict[str, Any]:
     options, origin = run.options, dict[str, Any]()
     if query is not None:  # which Spark writes once per run
-        place = query, _columns(options), run.work.folder("spark")
+        arguments = query, _columns(options), run.work.folder("spark")
         with run.stage("spark"):
-            stored = run.work.once("spark", lambda: read_query(run.engine, *place))
+            stored = run.work.once("spark", lambda: read_query(run.engine, *arguments))
         files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
         origin = {"spark": stored["manifest"]}
     num_rows, parts = 0, list[Part]()
@@ -176,26 +176,26 @@ def _prepare(
         num_rows += part.rows
     if not num_rows:
         raise ValueError("expected rows, got none")
-    divider = Divider(options.division, options.schema, num_rows, splits)
+    splitter = Splitter(options.division, options.schema, num_rows, splits)
     known = None
     if run.parent is not None:
         run.parent.lookups = str(run.write_lookups("parent", run.parent.transform))
         known = str(run.parent.transform), run.parent.lookups
     fitted = str(run.work.output / layout.TRANSFORM)
-    source = TableSource(options.schema, divider.columns, known, fitted)
-    counted = count(run, source, divider, parts)
+    source = TableSource(options.schema, splitter.columns, known, fitted)
+    counted = count(run, source, splitter, parts)
     quarantine(run, parts, counted)
     found = counted.facts
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, found, strict=True)]
     rows, ids = (np.array([facts[name] for facts in found], np.int64) for name in ("rows", "ids"))
     columns: list[str] = []
-    if files[0].kind.delimited:
+    if files[0].format.delimited:
         columns = next(filter(None, (file.columns(options.format) for file in files)), [])
     names = [file.path.relative_to(file.root or file.path.parent).as_posix() for file in files]
     if query is not None:  # whose files have other names in each run
         names = [f"part-{number:05d}" for number in range(len(files))]
-    divided = Divided(source, divider, parts, rows, ids, counted)
-    return write_dataset(run, divided, Files(names), columns, origin)
+    split_rows = SplitRows(source, splitter, parts, rows, ids, counted)
+    return write_dataset(run, split_rows, Files(names), columns, origin)
 
 
 def _columns(options: TableOptions) -> list[str]:
@@ -212,8 +212,8 @@ def _parts(
     Files that cannot be read in parts are copied first.
     """
     how, numbered = _text_columns(run.options), list(enumerate(files))
-    schema, kind = run.options.schema, files[0].kind
-    if kind is FRAME:
+    schema, file_format = run.options.schema, files[0].format
+    if file_format is FRAME:
         time = schema.time  # a frame's times rarely have a zone, and its program is at hand
         utc = time.column if time is not None and time.zone is None else None
         for number, file in numbered:
@@ -225,13 +225,13 @@ def _parts(
             yield from (Part([part]) for part in parts_of_file(number, file, most, (path, PARQUET)))
         return
     size = sum(file.path.stat().st_size for file in files)
-    limits = _OF_JSON if kind is JSON_LINES else _PART_BYTES
+    limits = _OF_JSON if file_format is JSON_LINES else _PART_BYTES
     most = run.work.once("part_bytes", lambda: part_bytes(run, size, limits, _PARTS_PER_CORE))
     slices = [0] * len(files)  # of the report
     if run.options.report and schema.time is None:
         slices = slices_of_files(len(files), len(schema.numerical))
     groups = list(zip(splits or [0] * len(files), slices, strict=True))
-    if isinstance(kind, Text):
+    if isinstance(file_format, Text):
         with run.stage("lines") as stage:
             stage.size = 0 if run.work.result("lines") else size  # of a resumed run
             found = list(_text_parts(run, numbered, how, max(most, _LEAST_TEXT), groups))
@@ -254,7 +254,7 @@ def _text_parts(
 ) -> Iterator[Part]:
     parts = text_parts(files, how, part_bytes)
     together = joined(parts, [part.text_size for part in parts], part_bytes, groups)
-    is_json = files[0][1].kind is JSON_LINES  # of which Python's parser reads lists
+    is_json = files[0][1].format is JSON_LINES  # of which Python's parser reads lists
     of_groups = partial(run.engine.map, measure, together)
     stored = run.work.once("lines", lambda: [*itertools.chain(*of_groups())])
     measured = [one and Measured(*one) for one in stored]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.data.schema.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.formats.base import TableFile
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.spark.session import open_engine
 from dlrm.preproc.tables.options import TableOptions

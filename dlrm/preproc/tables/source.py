@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.kinds.text import PROBLEM
+from dlrm.data.tables.formats.text import PROBLEM
 from dlrm.data.tables.parts import Part
 from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.stored import facts_file
@@ -21,7 +21,7 @@ from dlrm.preproc.source import Read, Rejected
 
 @dataclass(frozen=True)
 class TableSource:
-    """Reads parts of files of Parquet and other columnar kinds.
+    """Reads parts of files of Parquet and other columnar formats.
 
     Attributes:
         schema: the meaning of the columns.

@@ -25,9 +25,9 @@ def read_csv_spec(path: Path) -> tuple[Schema, dict[str, list[Chunk]]]:
         FileNotFoundError, ValueError: it is missing, or it breaks a rule.
     """
 
-    def check(valid: bool, place: str, expected: str, got: Any) -> None:
+    def check(valid: bool, where: str, expected: str, got: Any) -> None:
         if not valid:
-            raise ValueError(f"{path}: {place}: expected {expected}, got {brief(got)}")
+            raise ValueError(f"{path}: {where}: expected {expected}, got {brief(got)}")
 
     sections = read_sections(path)
     channels, splits, sizes = sections["channel_spec"], sections["source_spec"], {}
@@ -37,17 +37,17 @@ def read_csv_spec(path: Path) -> tuple[Schema, dict[str, list[Chunk]]]:
     valid = {"train", "test"} <= set(splits) <= set(SPLITS)
     check(valid, "source_spec", "the splits train and test, and possibly validation", [*splits])
     for split, chunks in splits.items():
-        place, columns = f"source_spec {split}", []
+        where, columns = f"source_spec {split}", []
         for chunk in chunks if isinstance(chunks, list) else [chunks]:
             known = chunk if isinstance(chunk, dict) else {}
             valid = is_list_of_text(known.get("features")) and is_list_of_text(known.get("files"))
             valid = valid and known.get("type") == "csv"
-            check(valid, place, "chunks of type csv with features and files", chunk)
+            check(valid, where, "chunks of type csv with features and files", chunk)
             for name in chunk["files"]:
                 within(path.parent, name, path, allow_links=False)
             columns += chunk["features"]
         for name in chain(*channels.values()):
-            check(columns.count(name) == 1, place, f"feature {name} once", columns)
+            check(columns.count(name) == 1, where, f"feature {name} once", columns)
     for name in channels["categorical"]:
         facts = sections["feature_spec"].get(name)
         size = facts.get("cardinality") if isinstance(facts, dict) else facts

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm.data.choices import TABLE_KINDS
+from dlrm.data.choices import TABLE_FORMATS
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import Values
 from dlrm.preproc.options import PreparationOptions, RunConfig
@@ -20,7 +20,7 @@ class FilesConfig:
     """The files of tables; field names are those of the flags."""
 
     input_format: str | None = setting(
-        None, "kind of the files; default: by their names and content", choices=TABLE_KINDS
+        None, "kind of the files; default: by their names and content", choices=TABLE_FORMATS
     )
 
 

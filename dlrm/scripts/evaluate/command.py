@@ -242,7 +242,7 @@ def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
 
 def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) -> list[str]:
     rows, clicks = judgment.rows, judgment.clicks
-    notes = [f"warning: {line}"] if (line := found.shares.strangers()) else []
+    notes = [f"warning: {line}"] if (line := found.shares.unseen_values_warning()) else []
     if not 0 < clicks < rows:
         notes.append(
             f"note: all {rows:,} rows have the label {int(clicks > 0)}, so metrics of two classes "

@@ -13,7 +13,7 @@ from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.scoring import shares_of
-from dlrm.serving.sources import SourceBlock, SourceConfig, taken
+from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
 
 
 @dataclass
@@ -97,7 +97,7 @@ def collect(
         sample.add(block.inputs, block.labels)
 
     for place, source in enumerate(sources):
-        for _ in taken(first, source, config, shares, partial(take, place), schema):
+        for _ in iter_scored_blocks(first, source, config, shares, partial(take, place), schema):
             pass
     if not sum(map(len, labels)):
         raise ValueError(f"{', '.join(sources)}: expected rows, got none")

@@ -29,7 +29,7 @@ from dlrm.scripts.predict.flags import PredictConfig
 from dlrm.serving.exported import ExportedModel, exported_version
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.scoring import Scoring, probability, shares_of
-from dlrm.serving.sources import SourceBlock, check_source, taken
+from dlrm.serving.sources import SourceBlock, check_source, iter_scored_blocks
 
 _LONGEST_BAR = 30  # characters, in an explanation
 _MOST_IDS = 4  # ids of a list, in an explanation
@@ -106,7 +106,7 @@ def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
         return logits, block.labels
 
     with score_file(own.output) as file:
-        for part, known in taken(predictor, source, config, shares, score):
+        for part, known in iter_scored_blocks(predictor, source, config, shares, score):
             file.write(probability(part) if own.output_kind == "probability" else part)
             if known is not None:
                 labels.append(known)
@@ -128,7 +128,7 @@ def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
             say(note)
     if line := shares.line() if file.rows else None:
         say(line, is_prose=True)
-    if line := shares.strangers():
+    if line := shares.unseen_values_warning():
         say(f"warning: {line}")
     print("\n".join(explained), end="\n" * bool(explained))
 

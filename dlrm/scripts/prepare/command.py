@@ -8,7 +8,7 @@ from typing import Any
 from dlrm.command_line import flags_of, free_name, say, shell_line
 from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.formats.base import TableFile
 from dlrm.files import check_outside
 from dlrm.flags import Values
 from dlrm.limits import check_processes

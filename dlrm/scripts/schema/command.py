@@ -9,7 +9,7 @@ from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.draft import Draft, draft
 from dlrm.data.tables.fields import shown_name
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.formats.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
 from dlrm.documents import one_line
@@ -38,7 +38,7 @@ def run(values: Values) -> None:
         groups=own.groups,
         time=own.time,
         max_rows=own.rows,
-        text=text if isinstance(files[0].kind, Text) else None,
+        text=text if isinstance(files[0].format, Text) else None,
         seen=seen,
     )
     drafted.schema = with_crosses(drafted.schema, own.cross)

@@ -13,7 +13,7 @@ from dlrm.files import staged_directory
 from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
-from dlrm.preproc.division import splitmix64
+from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
 
 if TYPE_CHECKING:

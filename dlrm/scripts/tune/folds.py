@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data import layout
-from dlrm.data.bags import taken
+from dlrm.data.bags import take_rows
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.writer import SplitWriter
@@ -35,7 +35,7 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
             columns = batch.columns(spec)
             held_out = _held_out(options, fold, index, rows.num_samples)
             for split, writer, chosen in (("train", fitted, ~held_out), ("test", judged, held_out)):
-                ids = [taken(column, chosen) for column in columns]
+                ids = [take_rows(column, chosen) for column in columns]
                 writer.write(batch.labels.numpy()[chosen], batch.numerical.numpy()[chosen], ids)
                 if batch.weights is not None:
                     weights_file = own.file(split, own.label).with_name(layout.WEIGHT_FILE)

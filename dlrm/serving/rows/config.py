@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data import names
-from dlrm.data.choices import TABLE_KINDS
+from dlrm.data.choices import TABLE_FORMATS
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.files import MANIFEST
@@ -35,7 +35,7 @@ class SourceConfig:
     dataset_type: str = setting("split", "Type of the dataset", choices=DATASET_TYPES)
     batch_size: int = setting(BATCH_SIZE, "Number of rows scored at a time", least=1)
     input_format: str | None = setting(
-        None, "Format of the table; default: by the file's name", choices=TABLE_KINDS
+        None, "Format of the table; default: by the file's name", choices=TABLE_FORMATS
     )
     text: TextFormat = TextFormat()
 

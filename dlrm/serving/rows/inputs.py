@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.bags import Jagged, ids_in, interleave, lists_in, places_of, row_of
+from dlrm.data.bags import Jagged, ids_in, indices_of, interleave, lists_in, row_of
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.rows import in_list
 from dlrm.data.transform.transform import stack_ids
@@ -72,12 +72,12 @@ class Inputs(NamedTuple):
         """Returns the rows that a mask or indices select."""
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
-        return self._at(rows, places_of(self.lengths.sum(1, dtype=np.int64), rows)[0])
+        return self._at(rows, indices_of(self.lengths.sum(1, dtype=np.int64), rows)[0])
 
-    def _at(self, rows: slice | np.ndarray, places: slice | np.ndarray) -> "Inputs":
+    def _at(self, rows: slice | np.ndarray, indices: slice | np.ndarray) -> "Inputs":
         assert self.lengths is not None
-        weights = None if self.weights is None else self.weights[places]
-        return Inputs(self.numerical[rows], self.ids[places], self.lengths[rows], weights)
+        weights = None if self.weights is None else self.weights[indices]
+        return Inputs(self.numerical[rows], self.ids[indices], self.lengths[rows], weights)
 
     def ids_of(self, row: int, table: int) -> np.ndarray:
         """Returns the ids of a row for a table."""
@@ -224,9 +224,9 @@ def _check_bags(
         problems.append((infinite, lambda i: f"expected a finite weight, got {weights[i]}"))
     for wrong, problem in problems:
         if wrong.any():
-            bag, place = row_of(lengths.ravel(), first := int(wrong.argmax()))
+            bag, position = row_of(lengths.ravel(), first := int(wrong.argmax()))
             row, table = divmod(bag, lengths.shape[1])
-            raise RowError(row, in_list(place, problem(first)), _column(table, names))
+            raise RowError(row, in_list(position, problem(first)), _column(table, names))
 
 
 def _bad_id(size: int, got: int) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.row_error import RowError, shown_text
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.tables.frames import is_frame
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.transform.arrays import array_of, array_of_values, bits_of, kind_of_values
+from dlrm.data.transform.arrays import array_of, array_of_values, bits_of, value_class
 from dlrm.data.transform.keys import FieldKeys
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import MOST_EXACT
@@ -66,7 +66,7 @@ def _columns_of_rows(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any
         except KeyError:  # `_row` names the row
             pass
     cells = [_row(index, row, names) for index, row in enumerate(rows)]
-    return [[row[place] for row in cells] for place in range(len(names))]
+    return [[row[i] for row in cells] for i in range(len(names))]
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
@@ -175,7 +175,7 @@ def _use_known(keys: FieldKeys, cells: Sequence[Any], texts: list[str]) -> None:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             continue  # values that have no type in Arrow are texts alone, too
         problems = dict[int, str]()
-        _, known = keys.of(array, problems, kind_of_values(array.type), bits_of(array.type))
+        _, known = keys.of(array, problems, value_class(array.type), bits_of(array.type))
         for index, problem in problems.items():
             raise RowError(rows[index], problem, keys.field.column)
         assert known is not None

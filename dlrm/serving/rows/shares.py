@@ -67,13 +67,13 @@ class Shares:
         fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
 
-    def strangers(self) -> str | None:
+    def unseen_values_warning(self) -> str | None:
         """Returns a line about fields of which no value was known in training, or None."""
         present = self._rows - self._missing[self._first_table :]
         none = (self._unknown[self._first_table :] == present) & (present > 0) & self._known
         if self._word != "unknown" or not none.any():
             return None
-        names = [self._names[self._first_table + place] for place in np.flatnonzero(none)]
+        names = [self._names[self._first_table + i] for i in np.flatnonzero(none)]
         shown = ", ".join(names[:_MOST_FIELDS]) + ", ..." * (len(names) > _MOST_FIELDS)
         if len(names) == 1:
             return f"no value of {shown} occurred in the training data, so scores ignore it"

@@ -153,16 +153,16 @@ class Reader:
         answers: dict[int, Inputs | ValueError] = {}
         raw: dict[int, Request] = {}
         ids: dict[int, Request] = {}
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             try:
                 checked = self._check(request)
-                (raw if RAW in checked else ids)[place] = checked
+                (raw if RAW in checked else ids)[index] = checked
             except Exception as error:
-                answers[place] = as_value_error(error)
+                answers[index] = as_value_error(error)
         for read, group in ((self._read_raw, raw), (self._read_ids, ids)):
             read_inputs = together_or_alone(read, list(group.values()))
             answers.update(zip(group, read_inputs, strict=True))
-        return [answers[place] for place in range(len(requests))]
+        return [answers[index] for index in range(len(requests))]
 
     def _check(self, request: Request | ValueError) -> Request:
         """Checks names, shapes and types of a request."""

@@ -12,7 +12,7 @@ from table_oracle import bins_of, hash_text, scale, splitmix64
 from dlrm.data.schema.numbers import Sums, bin_edges, ordered, unordered
 from dlrm.data.sources import columns as sources
 from dlrm.data.sources.columns import TextColumn, hash_texts, stripped
-from dlrm.preproc.division import smallest_hashes
+from dlrm.preproc.splits import smallest_hashes
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 SQUARED = st.floats(-1e150, 1e150) | st.sampled_from([0.0, -0.0, 1.0, 1e-60, -3e77, 0.1, 1e149])

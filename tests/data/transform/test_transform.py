@@ -12,8 +12,8 @@ from dlrm.data import layout
 from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.schema.schema import CategoricalField
 from dlrm.data.sources.columns import (
+    CachedByKey,
     Coded,
-    OfKeys,
     Parsed,
     TextColumn,
     parse_fields,
@@ -247,8 +247,8 @@ def test_threads_that_share_a_transform_get_the_ids_of_their_own_keys():
 
     def function(keys):
         if keys.values is mine:
-            of_keys(Coded(other, np.array([0, 1])))
+            cached(Coded(other, np.array([0, 1])))
         return keys.values
 
-    of_keys = OfKeys(function)
-    assert of_keys(Coded(mine, np.array([1, 0, -1]))).tolist() == [2, 1, 0]
+    cached = CachedByKey(function)
+    assert cached(Coded(mine, np.array([1, 0, -1]))).tolist() == [2, 1, 0]

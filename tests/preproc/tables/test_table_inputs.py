@@ -105,7 +105,7 @@ def test_batches_with_the_same_values_are_counted_and_refused_alike(
     texts = [b"a", b"b", b"x\xff", b"a", b"c", b"a"] * 20
     table = pa.table({"y": [i % 2 for i in range(120)], "c": text_of_bytes(*texts)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
-    monkeypatch.setattr("dlrm.data.tables.kinds.columnar.BATCH_VALUES", 2 * batch_rows)
+    monkeypatch.setattr("dlrm.data.tables.formats.columnar.BATCH_VALUES", 2 * batch_rows)
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.2, "output_ordering": "input"}
     schema = {"label": "y", "categorical": ["c"]}
     prepare(schema, [tmp_path / "a.parquet"], tmp_path / "dataset", **options)
@@ -228,7 +228,7 @@ def test_empty_row_groups_and_files_are_passed_over(tmp_path):
 def test_damaged_files_are_named(tmp_path, suffix):
     path, group = write(tmp_path / f"a{suffix}"), COLUMNAR[suffix][0]
     whole = path.read_bytes()
-    title = find_tables([path])[0].kind.title
+    title = find_tables([path])[0].format.title
     for size in (0, 3, 4, 100, len(whole) - 8, len(whole) - 1):
         path.write_bytes(whole[:size])
         message = refusal(path, tmp_path, restart=True)

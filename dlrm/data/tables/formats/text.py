@@ -10,8 +10,8 @@ import pyarrow as pa
 from dlrm.data.sources.csv_rows import Reading, Spans, check_names, delimiter_hint, read_csv
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
+from dlrm.data.tables.formats.base import FileFormat, Locate, TableFile
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.transform.arrow_types import NUMBERS
 
 LINE = " line"  # column of a copy of text: the line of the row
@@ -19,8 +19,8 @@ PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and
 Rows = tuple[list[str], np.ndarray, dict[str, pa.Array]]  # names, lines, and columns that are read
 
 
-class Text(Kind):
-    """A kind of text files, plain or compressed, in the form that a `TextFormat` describes."""
+class Text(FileFormat):
+    """A format of text files, plain or compressed, in the form that a `TextFormat` describes."""
 
     def read(self, path: Path, reading: Reading, cells: Cells, numbers: set[str]) -> Iterator[Rows]:
         """Yields the rows of a file, some at a time.

@@ -21,8 +21,8 @@ from dlrm.data.sources.text_files import (
     without_mark,
 )
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Rows, Text
+from dlrm.data.tables.formats.cells import Cell, Cells
+from dlrm.data.tables.formats.text import Rows, Text
 from dlrm.data.transform.rows import in_list
 from dlrm.data.transform.values import is_inexact, number_text
 from dlrm.documents import brief

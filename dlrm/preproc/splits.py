@@ -17,7 +17,7 @@ from dlrm.preproc.source import Part, Read, Rejected, Source, Target
 if TYPE_CHECKING:
     from dlrm.preproc.fitting import Counted
 
-TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
+TRAIN, TEST, VALIDATION = range(3)  # indices in layout.SPLITS
 DROPPED = -1
 # Added to the seed, so that choices are independent.
 _DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002
@@ -26,7 +26,7 @@ _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 
 
-class Divider:
+class Splitter:
     """Assigns rows to splits.
 
     Args:
@@ -123,9 +123,9 @@ class Ranges:
         self.edges, self.splits = list(edges), list(splits)
 
     def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
-        """Returns the split of each row, as `Divider` does."""
-        places = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
-        return np.array(self.splits, np.int8)[places], []
+        """Returns the split of each row, as `Splitter` does."""
+        indices = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
+        return np.array(self.splits, np.int8)[indices], []
 
     def count(self, parts: Sequence[Part]) -> np.ndarray:
         """Returns the number of rows of each part in each split, int64 `[parts, 3]`."""
@@ -138,12 +138,12 @@ class Ranges:
         return counts
 
 
-class Divided(NamedTuple):
+class SplitRows(NamedTuple):
     """Rows that are divided into splits.
 
     Attributes:
         source: reads the parts.
-        divider: assigns rows to splits.
+        splitter: assigns rows to splits.
         parts: the parts, with the checksums of the first reading.
         rows: rows of each part in each split, int `[parts, 3]`.
         ids: ids of each part, split and list field, int `[parts, 3, lists]`.
@@ -151,7 +151,7 @@ class Divided(NamedTuple):
     """
 
     source: Source
-    divider: Divider | Ranges
+    splitter: Splitter | Ranges
     parts: Sequence[Any]
     rows: np.ndarray
     ids: np.ndarray
@@ -160,7 +160,7 @@ class Divided(NamedTuple):
     @property
     def splits(self) -> list[int]:
         """Returns the splits of the dataset: train, test, and those wanted or with rows."""
-        return sorted({0, 1, *self.divider.splits, *np.flatnonzero(self.rows.sum(axis=0)).tolist()})
+        return sorted({0, 1, *self.splitter.splits, *np.flatnonzero(self.rows.sum(0)).tolist()})
 
     def target(self, split: int, shuffled: bool) -> Target:
         """Returns a split as a part of the dataset."""
@@ -171,7 +171,7 @@ class Divided(NamedTuple):
 
 def readable(
     source: Source,
-    divider: Divider | Ranges,
+    splitter: Splitter | Ranges,
     part: Part,
     rejected: list[Rejected] | None,
     facts: dict[str, Any] | None = None,
@@ -181,7 +181,7 @@ def readable(
 
     Args:
         source, part, facts: see `Source.read`.
-        divider: assigns rows to splits.
+        splitter: assigns rows to splits.
         rejected: receives the other rows, which are left out; None raises the first.
         most: number of other rows that all parts may have.
 
@@ -191,13 +191,13 @@ def readable(
     """
     for read in source.read(part, rejected, facts):
         try:
-            splits, undivided = divider(read, part.file)
+            splits, unknown = splitter(read, part.file)
         except ValueError as error:
             raise ValueError(f"{part.source}: {error}") from None
-        if not read.bad and not undivided:
+        if not read.bad and not unknown:
             yield read, splits
             continue
-        first = {problem.row: problem for problem in reversed([*read.bad, *undivided])}
+        first = {problem.row: problem for problem in reversed([*read.bad, *unknown])}
         begin = int(read.numbers[0]) - part.first_row
         bad = [first[row] for row in sorted(first)]
         if rejected is None:
@@ -219,8 +219,8 @@ def readable(
 
 def _named_splits(name: str, read: Read) -> tuple[np.ndarray, list[RowError]]:
     texts, codes = read.texts_of(name)
-    places = {split: place for place, split in enumerate(layout.SPLITS)}
-    known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
+    index_of = {split: index for index, split in enumerate(layout.SPLITS)}
+    known = np.array([index_of.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
     splits = known[codes]
     bad = [
         RowError(row, f"expected train, test or validation, got {_shown(texts, codes[row])}", name)
@@ -237,7 +237,7 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
     """Returns the limit below which exactly the wanted number of rows have their hash.
 
     Hashes of different numbers differ, so there is such a limit. They are spread evenly, so the
-    search covers some standard deviations around its expected place, then a wider range.
+    search covers some standard deviations around its expected value, then a wider range.
     """
     if count <= 0:
         return 0

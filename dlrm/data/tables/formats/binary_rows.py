@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data import layout
-from dlrm.data.tables.kinds.columnar import BATCH_VALUES, Columnar, Groups
+from dlrm.data.tables.formats.columnar import BATCH_VALUES, Columnar, Groups
 
 _BLOCK_ROWS = 1 << 16
 

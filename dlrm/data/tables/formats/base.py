@@ -1,4 +1,4 @@
-"""The base of all kinds of files, and a file of a table."""
+"""The base of all formats of table files, and a file of a table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.formats.cells import Cells
 
 Locate = Callable[[int], str]
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-class Kind:
-    """A kind of files, of `Columnar` or of `Text`: their names, and how their rows are read."""
+class FileFormat:
+    """A format of files, of `Columnar` or of `Text`: their names, and how their rows are read."""
 
     name: str  # in flags
     title: str  # in messages
@@ -28,7 +28,7 @@ class Kind:
         return self.name
 
     def begins(self, start: bytes) -> bool:
-        """Returns whether the first bytes of a file are those of this kind."""
+        """Returns whether the first bytes of a file are those of this format."""
         raise NotImplementedError
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
@@ -64,14 +64,14 @@ class TableFile(NamedTuple):
 
     Attributes:
         path: the file; of a table in memory, its name for messages.
-        kind: one of `dlrm.data.tables.files.KINDS`, or `FRAME`.
+        format: one of `dlrm.data.tables.files.FORMATS`, or `FRAME`.
         root: the folder below which folder names encode columns, which is above the folder that was
             named if that encodes one; None for no such columns.
         frame: the table in memory; see `dlrm.data.tables.frames`.
     """
 
     path: Path
-    kind: Kind
+    format: FileFormat
     root: Path | None = None
     frame: Any = None
 
@@ -93,5 +93,5 @@ class TableFile(NamedTuple):
         Raises:
             ValueError: the file is damaged; the message names it.
         """
-        names = self.kind.names(self.path, text)
+        names = self.format.names(self.path, text)
         return names + [name for name in self.partition if names and name not in names]

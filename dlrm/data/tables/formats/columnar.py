@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
+from dlrm.data.tables.formats.base import FileFormat, Locate, TableFile
+from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.transform.arrow_types import (
     is_list,
     is_text,
@@ -53,7 +53,7 @@ class Groups:
     schema: pa.Schema
     num_groups: int
     size: int  # bytes of the file
-    kind: "Columnar"
+    format: "Columnar"
     source: str
 
     def rows(self, number: int) -> int:
@@ -73,11 +73,11 @@ class Groups:
 
     def where(self, number: int, row: int, done: int = 0) -> str:
         """Returns the location of a row of a group, after `done` others."""
-        return f"{self.source}, {self.kind.group} {number}, row {done + row}"
+        return f"{self.source}, {self.format.group} {number}, row {done + row}"
 
     def count(self, number: int) -> int:
         """Returns the number of rows of a group, or raises ValueError with its name."""
-        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+        with arrow_errors(f"{self.source}: {self.format.group} {number}: damaged"):
             return self.rows(number)
 
     def read(
@@ -97,7 +97,7 @@ class Groups:
             raise ValueError(f"{self.source}: two columns are called {twice[0]!r}")
         added = {name: value for name, value in partition.items() if name in columns}
         wanted = [name for name in columns if name in names and name not in added]
-        with arrow_errors(f"{self.source}: {self.kind.group} {number}: damaged"):
+        with arrow_errors(f"{self.source}: {self.format.group} {number}: damaged"):
             for batch in self.batches(number, wanted) if wanted else _empty(self.rows(number)):
                 for name, value in added.items():
                     constant = pa.array([value] * batch.num_rows, pa.string())
@@ -105,8 +105,8 @@ class Groups:
                 yield batch
 
 
-class Columnar(Kind):
-    """A kind of files with columns in groups of rows."""
+class Columnar(FileFormat):
+    """A format of files with columns in groups of rows."""
 
     magic: bytes  # begins its files
     group: str  # in messages
@@ -122,11 +122,11 @@ class Columnar(Kind):
         """Opens a file; `source` names it in messages.
 
         Raises:
-            ValueError: the file is of another kind, or damaged.
+            ValueError: the file is of another format, or damaged.
         """
         with arrow_errors(f"{source}: no {self.title} file, or damaged"):
             opened = self.groups_of(path)
-        opened.kind, opened.source = self, str(source)
+        opened.format, opened.source = self, str(source)
         return opened
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
@@ -190,13 +190,13 @@ class _RowGroups(Groups):
         return self._metadata.row_group(number).num_rows
 
     def byte_range(self, number: int) -> tuple[int, int]:
-        places = []
+        offsets = []
         for chunk in self._chunks(number):
             begin = chunk.data_page_offset
             if chunk.has_dictionary_page:
                 begin = min(begin, chunk.dictionary_page_offset)
-            places += [begin, begin + chunk.total_compressed_size]
-        return min(places, default=0), max(places, default=0)
+            offsets += [begin, begin + chunk.total_compressed_size]
+        return min(offsets, default=0), max(offsets, default=0)
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         below, values = tuple(f"{name}." for name in columns), 0  # including those of lists
@@ -249,7 +249,7 @@ class _Stripes(Groups):
 
     def rows(self, number: int) -> int:
         # pyarrow does not tell it. Times may be beyond those of Arrow.
-        of_time = [pa.types.is_temporal(kind) for kind in self.schema.types]
+        of_time = [pa.types.is_temporal(dtype) for dtype in self.schema.types]
         column = of_time.index(min(of_time))
         return self._file.read_stripe(number, [column]).num_rows
 
@@ -324,11 +324,11 @@ class _Stream(_Batches):
         mapped.seek(0)
         last = 0
         for message in pa.ipc.MessageReader.open_stream(mapped):
-            place = (last, last := mapped.tell())
+            span = (last, last := mapped.tell())
             if message.type == "record batch":
-                self._messages.append([*heads, place])
+                self._messages.append([*heads, span])
             else:
-                heads.append(place)
+                heads.append(span)
         self.num_groups = len(self._messages)
         if mapped.tell() == last:
             raise pa.ArrowInvalid("the stream has no end; its writer was not closed")

@@ -1,0 +1,1 @@
+"""One class for each format of table files; `dlrm.data.tables.files` lists them."""

@@ -1,1 +1,0 @@
-"""One class for each kind of files of tables; `dlrm.data.tables.files` lists them."""
