@@ -110,10 +110,13 @@ class Parent:
                 _write(directory, index, old, more)
             dictionaries.append(Dictionary.load(directory, index, size, old.type))
         index_of = self.fitted.dictionary_of
-        types = [  # new texts may be no numbers
-            type if counted.only_numbers[index_of[i]] or type != NUMBERS_IN_TEXT else "string"
-            for i, type in enumerate(self.fitted.types)
-        ]
+        types = list(self.fitted.types)
+        for i, type in enumerate(types):
+            old = self.fitted.dictionaries[index_of[i]]
+            if type == NUMBERS_IN_TEXT and not counted.only_numbers[index_of[i]]:
+                types[i] = "string"
+            elif type == "string" and len(old) < 3 and {*old.values()} <= {"true", "false"}:
+                types[i] = "bool"  # as which 0 and 1 are read
         return numbers, dictionaries, types, self.fitted.negatives
 
     def _check_labels(self, schema: Schema, negatives: Sequence[str] | None) -> None:

@@ -51,7 +51,7 @@ class Read(NamedTuple):
         import pyarrow as pa
 
         from dlrm.data.tables.formats.text import PROBLEM
-        from dlrm.data.transform.arrays import texts_of
+        from dlrm.data.transform.arrays import column_of, texts_of
 
         values = []
         for name, column in zip(self.batch.schema.names, self.batch.columns, strict=True):
@@ -61,7 +61,7 @@ class Read(NamedTuple):
             elif pa.types.is_nested(column.type):
                 values.append(f"{name}={column[row].as_py()}")
             else:
-                texts, codes = texts_of(name, column.slice(row, 1))
+                texts, codes = texts_of(name, column_of(self.batch, name).slice(row, 1))
                 values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
         return "\t".join(values).replace("\n", "\\n")
 

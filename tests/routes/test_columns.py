@@ -140,6 +140,36 @@ def test_nan_of_a_later_day_is_a_value_beside_texts_alone(tmp_path):
     assert found == [["1.5", "2.5"], ["a", "b", "2.5", "nan"]]
 
 
+def test_integers_that_extend_booleans_are_scored_as_they_were_prepared(tmp_path):
+    schema, before = {"label": "y", "categorical": ["c"]}, {}
+    for day, values in enumerate(([True, False], [0, 1, 2, 3])):
+        path = written({"c": values * 8, "y": [0, 1] * (4 * len(values))}, "parquet", tmp_path)
+        options = {"increment": IncrementConfig(**before), "output_ordering": "input"}
+        prepare(schema, [path], tmp_path / str(day), **options)
+        before = {"extend": tmp_path / str(day)}
+    ids = np.fromfile(tmp_path / "1" / "train" / "cat_0.bin", np.int8)[:4].tolist()
+    transform = Transform.load(tmp_path / "1" / "transform")
+    assert sorted(ids) == [1, 2, 3, 4]
+    for route in ("dicts", "arrow", "cells"):
+        rows = {"c": [0, 1, 2, 3]}
+        assert ids_of(transform, inputs_of(transform, rows, route, {}), "c") == ids, route
+
+
+def test_a_row_that_is_left_out_may_have_any_values(tmp_path):
+    moments = np.array(["2026-01-01T00:00:00.123456789"] * 40, "M8[ns]")
+    lists = [["a"], ["b", "c"], None, []] * 10
+    rest = {"t": moments, "c": lists, "y": [0, 1] * 20, "i": [uuid.UUID(int=1).bytes] * 40}
+    table = pa.table(rest | {"n": ["1", "2", "many", "4"] * 10}).set_column(
+        3, "i", pa.array(rest["i"], pa.uuid())
+    )
+    pq.write_table(table, path := tmp_path / "a.parquet")
+    fields = ["t", {"column": "c", "max_length": 3}, "i"]
+    schema = {"label": "y", "numerical": ["n"], "categorical": fields}
+    limits = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
+    prepare(schema, [path], tmp_path / "data", **limits)
+    assert sum(dlrm.Dataset(tmp_path / "data").rows.values()) == 30
+
+
 @pytest.mark.parametrize("route", [*TABLES, "parquet", "ipc"])
 def test_nan_is_no_group(route, tmp_path):
     table = {"g": np.array([1.0, 2.5, NAN] * 9), "n": list(range(27)), "y": [0, 1, 0] * 9}

@@ -6,6 +6,7 @@ A model takes the same inputs on every route, or a route refuses by column and v
 import re
 from decimal import Decimal
 from typing import NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -177,6 +178,8 @@ BESIDE = {  # values in training; one that is known; a value beside it, and what
     "a number of another text": (["2.50", "2"], "2", 2.5, "2.50"),
     "a known number": (["a", "1"], "a", 1.0, "1"),
     "a known boolean": (["a", "True"], "a", True, "true"),
+    "a uuid": ([str(UUID(int=1)), "b"], "b", UUID(int=1), str(UUID(int=1))),
+    "a narrow number": (["0.5", "1"], 1, np.float16(0.5), "0.5"),
 }
 DECIDED = [(n, r) for n in BESIDE for r in ("dicts", "sequences", "columns")]
 DECIDED += [("a known number", "json"), ("a known boolean", "json")]

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dlrm.data.choices import SPELLINGS
 from dlrm.data.schema.schema import NumericalField, Schema
@@ -24,11 +25,11 @@ from dlrm.data.transform.arrays import (
     value_type,
 )
 from dlrm.data.transform.arrow_types import is_text
-from dlrm.data.transform.values import MOST_EXACT, canonical_text, number_text
+from dlrm.data.transform.values import canonical_text, number_text
 
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
-_DECIMAL = re.compile(r"-?[0-9]{1,18}(?:\.0*)?")
+_DECIMAL = re.compile(r"-?[0-9]{1,18}(?:\.0+)?")
 _BITS = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}
 
 
@@ -65,7 +66,7 @@ def numbers(
 
         faults.add(name, ~finite, problem)
         values = np.where(finite, values, 0.0)
-    if field.type == "decimal":
+    if field.type == "decimal" and not is_text(value_type(array.type)):
         bad = ~missing & finite & ~_are_decimals(array, values)
         faults.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {array[row]}")
     return Parsed(np.where(missing, 0.0, values) if missing.any() else values, missing)
@@ -74,7 +75,7 @@ def numbers(
 def _of_type(field: NumericalField, array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Returns typed numbers, and a mask of nulls."""
     dtype = array.type
-    if pa.types.is_null(dtype):
+    if array.null_count == len(array):  # of any type, such as times of pandas
         return np.zeros(len(array)), np.ones(len(array), bool)
     missing = are_null(array)
     if pa.types.is_boolean(dtype) and field.type != "decimal":
@@ -100,8 +101,7 @@ def _are_decimals(array: pa.Array, values: np.ndarray) -> np.ndarray:
     if pa.types.is_decimal(array.type):
         numbers = array.to_pylist()
         return np.array([n is None or (n % 1 == 0 and abs(n) < MOST_DECIMAL) for n in numbers])
-    within = is_text(value_type(array.type)) | (np.abs(values) < MOST_DECIMAL)  # texts were checked
-    return (np.floor(values) == values) & within
+    return (np.floor(values) == values) & (np.abs(values) < MOST_DECIMAL)
 
 
 def _of_texts(
@@ -117,8 +117,9 @@ def _of_texts(
     values = np.full(len(distinct), np.nan)
     if native.host is not None and not (field.true_values or field.false_values):
         values = native.host.numbers_of(*column)
-        if field.type == "decimal":  # of which longer ones are read by their digits
-            values[np.abs(values) >= MOST_EXACT] = np.nan
+        if field.type == "decimal":  # of which other ones are read by their digits
+            plain = pc.fill_null(pc.match_substring_regex(distinct, "^-?[0-9]{1,15}$"), True)
+            values[~plain.to_numpy(zero_copy_only=False)] = np.nan
     missing = column.starts == column.ends
     read: dict[bytes, float | str] = {b"": np.nan}
     problems = {}
@@ -140,9 +141,9 @@ def _read(field: NumericalField, text: str, markers: Collection[str]) -> float |
     """Returns the number of a text, NaN for a missing one, or the problem with it."""
     if not text or text in markers or (text.lower() == "nan" and _takes_nan(markers)):
         return math.nan
-    words = _BITS
+    words = {} if field.type == "decimal" else _BITS
     if field.true_values or field.false_values:
-        words = _BITS | dict.fromkeys(map(canonical_text, field.true_values), "1")
+        words = words | dict.fromkeys(map(canonical_text, field.true_values), "1")
         words |= dict.fromkeys(map(canonical_text, field.false_values), "0")
     plain = words.get(canonical_text(text), words.get(text, text))
     if field.type == "decimal" and _DECIMAL.fullmatch(plain) is None:

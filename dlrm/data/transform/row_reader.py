@@ -176,7 +176,7 @@ class RowReader:
             distinct, not_utf_8 = utf_8(raw)
             problems = dict[int, str]()
             if len(raw):
-                self.types[index].add(_type_name(distinct.type))
+                self.types[index].add(_type_name(array.type))
             (keys, missing), column = keys_of.of(distinct, problems, *form)
             problems |= not_utf_8
             texts = array_of(column) if column is not None and self._texts else None
@@ -242,7 +242,8 @@ class RowReader:
 
 
 def _type_name(dtype: pa.DataType) -> str:
-    return "string" if dtype == pa.large_string() else str(value_type(dtype))
+    dtype = value_type(dtype)
+    return "string" if dtype == pa.large_string() else str(dtype)
 
 
 def _bad_weight(weights: Parsed, row: int) -> str:

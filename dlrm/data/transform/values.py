@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -219,8 +220,9 @@ class KnownTexts:
     """
 
     def __init__(self, column: str, dictionary: Dictionary, type: str) -> None:
-        self.column, self._dictionary, self._typed = column, dictionary, is_number_type(type)
-        self._narrow = {"float": np.float32, "halffloat": np.float16}.get(type)
+        self.column, self._dictionary, self._type = column, dictionary, type
+        self._typed = is_number_type(type)
+        self._narrow: Any = {"float": np.float32, "halffloat": np.float16}.get(type)
         self._inexact: dict[int, str | None] = {}
         self._had: dict[tuple[str, str | None], bool] = {}  # by class, and zone of times
 
@@ -255,12 +257,14 @@ class KnownTexts:
         plain = number_text({"true": "1", "false": "0"}.get(text, text))
         if self._narrow is not None and _NUMBER.fullmatch(plain):
             with np.errstate(over="ignore"):
-                return canonical_text(str(self._narrow(plain)))
+                return canonical_text(str(np.float32(self._narrow(plain))))
         return plain
 
     @cached_property
     def _words(self) -> dict[str, str] | None:
         """Returns the texts that mean true and false, if the field had no other values."""
+        if self._type == "bool":  # to which later rows may have added integers
+            return {"1": "true", "0": "false"}
         if len(self._dictionary) > 2:
             return None
         texts = set(self._texts())

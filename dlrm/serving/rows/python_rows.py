@@ -151,8 +151,10 @@ def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) 
         return lists.array(name, _each(name, cells, _texts_in))
     if bytes in kinds:
         cells = _each(name, cells, _decoded)
-    with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-        return array_of_values(cells)
+    # Beside others, Arrow would cut narrow floats to integers, and take UUIDs for numbers.
+    if len(kinds) < 2 or not any(issubclass(kind, (np.floating, UUID)) for kind in kinds):
+        with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+            return array_of_values(cells)
     if in_lists:
         return lists.array(name, _each(name, cells, _texts_in))
     texts = _each(name, cells, _text_of)
@@ -174,6 +176,8 @@ def _use_known(keys: FieldKeys, cells: Sequence[Any], texts: list[str]) -> None:
             array = array_of_values([cells[row] for row in rows])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             continue  # values that have no type in Arrow are texts alone, too
+        if isinstance(array.type, pa.BaseExtensionType):  # of UUIDs, which are texts
+            continue
         problems = dict[int, str]()
         _, known = keys.of(array, problems, value_class(array.type), bits_of(array.type))
         for index, problem in problems.items():
@@ -239,6 +243,8 @@ def _text_of(value: Any) -> str:
     if isinstance(value, bytes):
         return str(_decoded(value))
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # which equal nothing
+        return ""
+    if isinstance(value, np.datetime64) and np.isnat(value):
         return ""
     if isinstance(value, float | np.floating) and value != value:
         return ""

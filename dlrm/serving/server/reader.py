@@ -115,8 +115,8 @@ class Reader:
             self.transform.check_all()
             try:
                 self.transform.build()
-            except ModuleNotFoundError as error:
-                raise ModuleNotFoundError(
+            except ImportError as error:
+                raise ImportError(
                     f"{error}; the server's Python needs pyarrow for raw rows of tables"
                 ) from error
 
