@@ -155,6 +155,22 @@ def test_integers_that_extend_booleans_are_scored_as_they_were_prepared(tmp_path
         assert ids_of(transform, inputs_of(transform, rows, route, {}), "c") == ids, route
 
 
+def test_bytes_that_are_no_text_are_named_in_lists_and_lines(tmp_path):
+    field = {"column": "c", "max_length": 3, "weights": "w"}
+    table = {"c": [["a"], ["b"]], "w": [[1.0], [2.0]], "y": [0, 1]}
+    transform = fitted({"label": "y", "categorical": [field]}, table, "parquet", tmp_path)
+    texts = pa.array([b"1", b"\xff"], pa.binary()).view(pa.string())
+    for rows in (
+        pa.table({"c": texts, "w": ["1", "1"]}),
+        pa.table({"c": ["a", "b"], "w": texts}),
+        pa.table({"c": texts.dictionary_encode(), "w": ["1", "1"]}),
+    ):
+        with pytest.raises(ValueError, match="row 1, column [cw]: expected UTF-8"):
+            of_rows(transform, rows)
+    with pytest.raises(ValueError, match="row 1: expected UTF-8"):
+        of_rows(transform, [b"a\t1", b"\xff\t1"])
+
+
 def test_a_row_that_is_left_out_may_have_any_values(tmp_path):
     moments = np.array(["2026-01-01T00:00:00.123456789"] * 40, "M8[ns]")
     lists = [["a"], ["b", "c"], None, []] * 10

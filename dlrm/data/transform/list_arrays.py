@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from dlrm.data import bags
 from dlrm.data.schema.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.arrays import Faults, value_type
+from dlrm.data.transform.arrays import Faults, utf_8, value_type
 from dlrm.data.transform.arrow_types import is_list, is_text
 from dlrm.data.transform.rows import length_problem, split_text, too_long
 
@@ -34,11 +34,13 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def field_lists(
-    schema: Schema, field: CategoricalField, name: str, array: pa.Array
+    schema: Schema, field: CategoricalField, name: str, array: pa.Array, faults: Faults
 ) -> tuple[pa.Array, np.ndarray]:
     """Returns the lists of a field or of its weights, which may be texts as in CSV."""
     if is_text(value_type(array.type)):
         missing, separator = schema.missing_of(field), field.separator
+        array, problems = utf_8(array.cast(value_type(array.type)))
+        faults.add_distinct(name, np.arange(len(array)), problems, len(array))
         texts = array.to_pylist()
         split = [None if text is None else split_text(text, separator, missing) for text in texts]
         array = pa.array(split, pa.list_(pa.string()))

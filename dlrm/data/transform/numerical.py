@@ -90,7 +90,8 @@ def _of_type(field: NumericalField, array: pa.Array) -> tuple[np.ndarray, np.nda
 
 def _no_numbers(field: NumericalField, dtype: pa.DataType) -> ValueError:
     expected = "integers" if field.type == "decimal" else "numbers"
-    return ValueError(f"column {field.column!r}: expected {expected}, got the type {dtype}")
+    hint = "; convert it to a number of seconds" * pa.types.is_temporal(dtype)
+    return ValueError(f"column {field.column!r}: expected {expected}, got the type {dtype}{hint}")
 
 
 def _are_decimals(array: pa.Array, values: np.ndarray) -> np.ndarray:

@@ -197,13 +197,12 @@ class RowReader:
         self, index: int, batch: pa.RecordBatch, faults: Faults
     ) -> tuple[Jagged, pa.Array | None]:
         field = self._keys_of[index].field
-        flat, lengths = field_lists(
-            self.schema, field, field.column, column_of(batch, field.column)
-        )
+        column = column_of(batch, field.column)
+        flat, lengths = field_lists(self.schema, field, field.column, column, faults)
         weights, of_weights = None, None
         if field.weights is not None:
             column = column_of(batch, field.weights)
-            weights, of_weights = field_lists(self.schema, field, field.weights, column)
+            weights, of_weights = field_lists(self.schema, field, field.weights, column, faults)
         check_lengths(field, lengths, of_weights, faults)
         coded, texts = self._keys(index, batch, flat, inner := Faults())
         faults.add_lists(inner, lengths)

@@ -71,7 +71,10 @@ def _columns_of_rows(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
     if isinstance(row, bytes):
-        row = row.decode()
+        try:
+            row = row.decode()
+        except UnicodeDecodeError:
+            raise RowError(index, f"expected UTF-8, got {shown_text(row)}") from None
     if isinstance(row, str):
         row = row.rstrip("\r\n").split("\t")
         row += [""] * (len(names) - len(row))  # fields absent at the end are missing
