@@ -26,3 +26,4 @@ def described(names: Iterable[str] = NUMERIC_TRANSFORMS) -> str:
 # Texts of booleans in any file, and what they mean.
 SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), "true")}
 SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), "false")
+BITS = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}

@@ -155,6 +155,13 @@ def test_integers_that_extend_booleans_are_scored_as_they_were_prepared(tmp_path
         assert ids_of(transform, inputs_of(transform, rows, route, {}), "c") == ids, route
 
 
+@pytest.mark.parametrize("value", [np.float16(0.5), uuid.UUID(int=1)], ids=repr)
+def test_objects_that_arrow_takes_for_integers_are_refused_beside_some(value, tmp_path):
+    table = {"c": [1, value] * 9, "y": [0, 1] * 9}
+    with pytest.raises(ValueError, match="column 'c': expected values of one type"):
+        brought({"label": "y", "categorical": ["c"]}, table, "objects", tmp_path)
+
+
 def test_bytes_that_are_no_text_are_named_in_lists_and_lines(tmp_path):
     field = {"column": "c", "max_length": 3, "weights": "w"}
     table = {"c": [["a"], ["b"]], "w": [[1.0], [2.0]], "y": [0, 1]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +93,8 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
     except OverflowError:
         array = pa.array(values, pa.uint64(), from_pandas=True)
     dtype = array.type
+    if pa.types.is_integer(dtype) and any(isinstance(v, np.floating | UUID) for v in values):
+        raise ValueError("integers beside narrow floats or UUIDs, which Arrow takes for integers")
     if pa.types.is_floating(dtype):  # of which Arrow keeps the NaN of numpy
         has_nan = np.isnan(array.to_numpy(zero_copy_only=False)).any()
         return _without_nan(array).cast(dtype) if has_nan else array

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data import layout
-from dlrm.data.choices import SPELLINGS
+from dlrm.data.choices import BITS
 from dlrm.data.schema.schema import CategoricalField
 from dlrm.data.sources.columns import (
     EXPECTED_HEXADECIMAL,
@@ -33,7 +33,6 @@ from dlrm.data.transform.values import (
 )
 
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
-_BOOLEANS = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}
 _FEW = 8  # keys that are compared one by one, faster than by a search
 
 
@@ -95,9 +94,9 @@ class FieldKeys:
             ValueError: typed values are of a class that the field never had.
         """
         field = self.field
-        of_integers = field.type in ("integer", "id") and not self._spelled
-        if of_integers and pa.types.is_integer(array.type):
-            return self.of_integers(array.to_numpy(zero_copy_only=False), problems), None
+        is_plain = field.type in ("integer", "id") and not self._spelled
+        if is_plain and pa.types.is_integer(array.type):
+            return self._of_integers(array.to_numpy(zero_copy_only=False), problems), None
         column = stripped(text_column(canonical_texts(field.column, array)))
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | _among(hashes, self._marked)
@@ -205,7 +204,7 @@ class FieldKeys:
         absent = absent | np.isin(keys, self.missing)
         return Parsed(np.where(absent | bad, np.uint64(0), keys), absent)
 
-    def of_integers(self, values: np.ndarray, problems: dict[int, str]) -> Parsed:
+    def _of_integers(self, values: np.ndarray, problems: dict[int, str]) -> Parsed:
         """Returns the keys of integers of any width; notes those beyond int64 by their index."""
         if self.field.type == "id":
             bad = self._out_of_range(values) | np.isin(values, self.missing.view(np.int64))
@@ -241,8 +240,8 @@ def _integers_of(texts: Collection[str]) -> np.ndarray:
 
 def _integer(given: str) -> int:
     """Returns the integer of a text; whole numbers may be written as floats: 5.0."""
-    whole, point, rest = _BOOLEANS.get(given, given).partition(".")
-    text = whole if point and not rest.strip("0") else _BOOLEANS.get(given, given)
+    whole, point, rest = BITS.get(given, given).partition(".")
+    text = whole if point and not rest.strip("0") else BITS.get(given, given)
     digits = text[1:] if text[:1] in ("-", "+") else text
     if digits.isascii() and digits.isdigit() and len(digits) < 40:
         value = int(text)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.choices import SPELLINGS
+from dlrm.data.choices import BITS
 from dlrm.data.schema.schema import NumericalField, Schema
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Parsed
@@ -30,7 +30,6 @@ from dlrm.data.transform.values import canonical_text, number_text
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _DECIMAL = re.compile(r"-?[0-9]{1,18}(?:\.0+)?")
-_BITS = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}
 
 
 def numbers(
@@ -142,7 +141,7 @@ def _read(field: NumericalField, text: str, markers: Collection[str]) -> float |
     """Returns the number of a text, NaN for a missing one, or the problem with it."""
     if not text or text in markers or (text.lower() == "nan" and _takes_nan(markers)):
         return math.nan
-    words = {} if field.type == "decimal" else _BITS
+    words = {} if field.type == "decimal" else BITS
     if field.true_values or field.false_values:
         words = words | dict.fromkeys(map(canonical_text, field.true_values), "1")
         words |= dict.fromkeys(map(canonical_text, field.false_values), "0")
@@ -181,12 +180,12 @@ def label_reader(schema: Schema, known: Collection[str] | None) -> Callable[[str
     of_numbers = bool(given) and all(map(_is_number, given))
     form = _number_form if of_numbers else canonical_text
     positives = set(map(form, label.positives))
-    forms = None if known is None else set(map(form, known))
+    forms = set(map(form, known or ()))
     rated = label.any_negative and known is not None and all(map(_is_number, known))
 
     def read(text: str) -> bool:
         if not label.positives:
-            number = _number_form(_BITS.get(text, text))
+            number = _number_form(BITS.get(text, text))
             if number not in ("0", "1"):
                 hint = "label: {positive: VALUE} in the schema names one that counts as 1"
                 raise ValueError(f"expected a label of 0 or 1 ({hint}), got {shown_text(text)}")
@@ -197,12 +196,7 @@ def label_reader(schema: Schema, known: Collection[str] | None) -> Callable[[str
             shown = " or ".join(map(repr, label.positives[:_MOST_LABELS]))
             raise ValueError(f"expected a number such as {shown}, got {shown_text(text)}")
         one_more_rating = rated and _is_number(text)  # counts as 0
-        if (
-            known is not None
-            and forms is not None
-            and not one_more_rating
-            and form(text) not in forms
-        ):
+        if known is not None and not one_more_rating and form(text) not in forms:
             shown = " or ".join(map(repr, list(known)[:_MOST_LABELS]))
             shown += ", ..." * (len(known) > _MOST_LABELS)
             raise ValueError(f"expected {shown}, got {shown_text(text)}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.choices import SPELLINGS
+from dlrm.data.choices import BITS, SPELLINGS
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
 
@@ -254,7 +254,7 @@ class KnownTexts:
         return column
 
     def _typed_number(self, text: str) -> str:
-        plain = number_text({"true": "1", "false": "0"}.get(text, text))
+        plain = number_text(BITS.get(text, text))
         if self._narrow is not None and _NUMBER.fullmatch(plain):
             with np.errstate(over="ignore"):
                 return canonical_text(str(np.float32(self._narrow(plain))))

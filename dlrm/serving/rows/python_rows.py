@@ -154,8 +154,7 @@ def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) 
         return lists.array(name, _each(name, cells, _texts_in))
     if bytes in kinds:
         cells = _each(name, cells, _decoded)
-    # Beside others, Arrow would cut narrow floats to integers, and take UUIDs for numbers.
-    if len(kinds) < 2 or not any(issubclass(kind, (np.floating, UUID)) for kind in kinds):
+    if len(kinds) < 2 or not any(issubclass(kind, np.floating) for kind in kinds - {np.float64}):
         with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             return array_of_values(cells)
     if in_lists:
@@ -249,9 +248,9 @@ def _text_of(value: Any) -> str:
         return ""
     if isinstance(value, np.datetime64) and np.isnat(value):
         return ""
-    if isinstance(value, float | np.floating) and value != value:
-        return ""
     if isinstance(value, float | np.floating):
+        if value != value:
+            return ""
         value = float(value)
         if value.is_integer() and abs(value) < MOST_EXACT:  # others are refused as ids
             value = int(value)

@@ -5,7 +5,7 @@ modules that it imports into the model repository. Logs need only numpy, tables 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,15 +20,8 @@ _ZEROS = np.zeros(PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
 
 
-class TextFields(NamedTuple):
-    """The fields of rows: field `[column, row]` is `data[starts[column, row]:ends[column, row]]`.
-
-    `data` is uint8, with at least 8 bytes after the last field; an empty field is a missing value.
-    """
-
-    data: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+class TextFields(TextColumn):
+    """The fields of rows, of which `starts` and `ends` are `[columns, rows]`."""
 
     @property
     def rows(self) -> int:
@@ -65,7 +58,7 @@ def inputs_of_text(transform: Transform, text: TextFields) -> Inputs:
         RowError: a field is unreadable; the message names row and column.
     """
     if transform.is_log:
-        return Inputs(*transform.of_fields(TextColumn(*text)))
+        return Inputs(*transform.of_fields(text))
     from dlrm.serving.rows.tables import inputs_of_texts
 
     return inputs_of_texts(transform, map(text.column, range(len(transform.names))))
