@@ -49,7 +49,7 @@ import yaml
 import dlrm
 from dlrm.command_line import aligned, fail
 from dlrm.documents import read_json
-from dlrm.files import staged_directory, write_atomically
+from dlrm.files import atomic_directory, write_atomically
 
 FILES = {"train.csv": "input", "valid.csv": "test_input", "test.csv": "validation_input"}
 TRAINING = {  # of the published runs of DCN-V2, for both protocols
@@ -265,7 +265,7 @@ def converted(protocol: Protocol, files: list[Path], folder: Path) -> list[Path]
     """
     paths = [folder / f"{path.stem}.parquet" for path in files]
     if not folder.exists():
-        with staged_directory(folder) as staging:
+        with atomic_directory(folder) as staging:
             for source, path in zip(files, paths, strict=True):
                 _convert(protocol, source, staging / path.name)
     return paths

@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dlrm.variables import set_variables as _set_variables
+from dlrm.version import __version__
 
 if TYPE_CHECKING:
     from dlrm.api.classifier import Classifier as Classifier
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from dlrm.api.updating import update as update
     from dlrm.data.schema.schema import Schema as Schema
     from dlrm.serving.loading import load as load
-
-__version__ = "0.2.0"
 
 
 def _hide_triton_folder() -> None:

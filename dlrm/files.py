@@ -199,7 +199,7 @@ def check_outside(path: str | os.PathLike, source: str | os.PathLike) -> None:
 
 
 @contextmanager
-def staged_directory(
+def atomic_directory(
     path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None
 ) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
@@ -230,10 +230,10 @@ def staged_directory(
 
 
 class StagedDirectory:
-    """The directory of `staged_directory`, for callers without a block.
+    """The directory of `atomic_directory`, for callers without a block.
 
     Args:
-        path, replace, beside: see `staged_directory`, also for errors.
+        path, replace, beside: see `atomic_directory`, also for errors.
 
     Attributes:
         final: the directory that it becomes, without links.
@@ -270,7 +270,7 @@ class StagedDirectory:
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
-    """Raises OSError if `staged_directory` would refuse `path`, before any work."""
+    """Raises OSError if `atomic_directory` would refuse `path`, before any work."""
     parent = next(folder for folder in path.parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"{parent}: expected a directory to write in, got a file")
@@ -422,7 +422,7 @@ def make_directories(path: Path) -> None:
 
 
 @contextmanager
-def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[Path]:
+def atomic_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[Path]:
     """Yields the path of a new file that becomes `path` when the block ends without an error.
 
     After an error the new file is removed and `path` is unchanged. Leftovers of killed processes
@@ -478,5 +478,5 @@ def write_array(path: str | os.PathLike, array: Any) -> None:
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
     """Writes a text file that readers see complete or not at all."""
-    with staged_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-import dlrm
 from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local, check_local
@@ -24,6 +23,7 @@ from dlrm.manifest import check_lines
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.settings import Setting, defaults_of, settings_of
+from dlrm.version import __version__
 
 Config = TypeVar("Config")
 _ALL_COMMANDS = """All commands:
@@ -366,7 +366,7 @@ def version_line() -> str:
     operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
     parser = util.find_spec("dlrm._host") is not None
     return (
-        f"dlrm {dlrm.__version__} (torch {torch}; native operators: "
+        f"dlrm {__version__} (torch {torch}; native operators: "
         f"{' and '.join(operators) or 'none'}; log parser: {'yes' if parser else 'no'}; "
         f"Python {platform.python_version()})"
     )

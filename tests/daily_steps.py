@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import jinja2  # noqa: F401  # here, as forks would take a second to import it
 
-from dlrm.files import MANIFEST, staged_directory
+from dlrm.files import MANIFEST, atomic_directory
 from dlrm.scripts.common.steps import StepError
 from dlrm.scripts.daily import command
 from dlrm.scripts.daily.__main__ import main
@@ -38,7 +38,7 @@ def learned(folder):
 def _step(name, flags, log, shown, words=(), held=(), unsaid=""):
     log.write(f"$ dlrm {name}\n")
     if name == "evaluate":
-        with staged_directory(flags["output"]) as made:
+        with atomic_directory(flags["output"]) as made:
             judged = [{"auc": {"value": len(known(flags["checkpoint"]))}}]
             (made / "evaluation.json").write_text(json.dumps({"models": judged}))
     elif name == "prepare":
@@ -56,7 +56,7 @@ def _step(name, flags, log, shown, words=(), held=(), unsaid=""):
 
 
 def _write(path, days, clicks=3):
-    with staged_directory(path) as made:
+    with atomic_directory(path) as made:
         (made / "known").write_text(" ".join(days))
         (made / "clicks").write_text(str(clicks))
         (made / MANIFEST).write_text("{}")

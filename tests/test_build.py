@@ -32,7 +32,8 @@ SOURCES = {  # GCC treats headers of equal content and time as one file
     "csrc/host/fields.h": "struct Fields;\n",
     "csrc/host/host.cpp": '#include "fields.h"\n',
     "csrc/host/served.cpp": "",
-    "dlrm/__init__.py": '__version__ = "0.0.1"\n',
+    "dlrm/__init__.py": "",
+    "dlrm/version.py": '__version__ = "0.0.1"\n',
     "README.md": "",
 }
 HOST = {"csrc/host/host.cpp"}

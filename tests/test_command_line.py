@@ -28,7 +28,7 @@ from dlrm.command_line import (
     shell_line,
 )
 from dlrm.documents import cell, printable
-from dlrm.files import errors_named, staged_directory, staged_file
+from dlrm.files import atomic_directory, atomic_file, errors_named
 from dlrm.pages import Section, document, table
 from dlrm.train.log import RunLog
 
@@ -169,7 +169,7 @@ def test_a_command_ends_in_a_line(error, line, capsys):
 
 def test_sigterm_removes_what_was_being_written_even_if_it_comes_twice(tmp_path, capsys):
     def act():
-        with staged_directory(tmp_path / "new") as staging:
+        with atomic_directory(tmp_path / "new") as staging:
             (staging / "half").touch()
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -288,7 +288,7 @@ def write_table():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("write", [write_full, write_array, write_table])
-@pytest.mark.parametrize("staged", [errors_named, staged_file, staged_directory])
+@pytest.mark.parametrize("staged", [errors_named, atomic_file, atomic_directory])
 def test_a_full_disk_is_an_oserror_with_a_path(write, staged, tmp_path):
     path = tmp_path / "new"
     with pytest.raises(OSError, match=str(path)) as raised, staged(path):  # noqa: PT012

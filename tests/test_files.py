@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from dlrm.files import (
+    atomic_directory,
     check_local,
     check_replaceable,
     make_directories,
-    staged_directory,
     write_array,
     write_atomically,
 )
@@ -31,7 +31,7 @@ def names(directory):
 
 def test_a_staged_directory_appears_only_at_the_end(tmp_path):
     final = tmp_path / "deep" / "dataset"
-    with staged_directory(final) as staging:
+    with atomic_directory(final) as staging:
         (staging / "file").write_text("text")
         assert not final.exists()
     assert (final / "file").read_text() == "text"
@@ -40,7 +40,7 @@ def test_a_staged_directory_appears_only_at_the_end(tmp_path):
 
 def test_after_an_error_nothing_is_left(tmp_path):
     def write_half():
-        with staged_directory(tmp_path / "dataset") as staging:
+        with atomic_directory(tmp_path / "dataset") as staging:
             (staging / "file").write_text("text")
             raise InterruptedError
 
@@ -51,7 +51,7 @@ def test_after_an_error_nothing_is_left(tmp_path):
 
 def test_an_empty_directory_may_be_filled(tmp_path):
     (tmp_path / "dataset").mkdir()
-    with staged_directory(tmp_path / "dataset") as staging:
+    with atomic_directory(tmp_path / "dataset") as staging:
         (staging / "file").touch()
     assert names(tmp_path / "dataset") == ["file"]
 
@@ -63,7 +63,7 @@ def test_a_directory_that_we_did_not_write_is_kept(tmp_path, replace):
     (final / "thesis").write_text("text")
     with (
         pytest.raises(FileExistsError, match="home: exists and"),
-        staged_directory(final, replace),
+        atomic_directory(final, replace),
     ):
         pytest.fail("the block must not run")
     assert (final / "thesis").read_text() == "text"
@@ -71,29 +71,29 @@ def test_a_directory_that_we_did_not_write_is_kept(tmp_path, replace):
 
 def test_a_file_is_kept(tmp_path):
     (tmp_path / "file").write_text("text")
-    with pytest.raises(FileExistsError, match="got a file"), staged_directory(tmp_path / "file"):
+    with pytest.raises(FileExistsError, match="got a file"), atomic_directory(tmp_path / "file"):
         pytest.fail("the block must not run")
 
 
 def test_a_directory_of_ours_is_replaced_only_when_asked(tmp_path):
     final = tmp_path / "dataset"
     for text in ("old", "new"):
-        with staged_directory(final, replace=True) as staging:
+        with atomic_directory(final, replace=True) as staging:
             (staging / "file").write_text(text)
             write_manifest(staging, "dataset")
     assert (final / "file").read_text() == "new"
     assert names(tmp_path) == ["dataset"]
-    with pytest.raises(FileExistsError, match="not empty"), staged_directory(final):
+    with pytest.raises(FileExistsError, match="not empty"), atomic_directory(final):
         pytest.fail("the block must not run")
 
 
 def test_an_error_while_replacing_keeps_the_old_directory(tmp_path):
     final = tmp_path / "dataset"
-    with staged_directory(final) as staging:
+    with atomic_directory(final) as staging:
         write_manifest(staging, "dataset", rows=1)
 
     def write_half():
-        with staged_directory(final, replace=True) as staging:
+        with atomic_directory(final, replace=True) as staging:
             write_manifest(staging, "dataset", rows=2)
             raise InterruptedError
 
@@ -105,8 +105,8 @@ def test_an_error_while_replacing_keeps_the_old_directory(tmp_path):
 
 def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     code = (
-        "import os, sys; from dlrm.files import check_replaceable, staged_directory\n"
-        "with staged_directory(sys.argv[1]) as staging:\n"
+        "import os, sys; from dlrm.files import check_replaceable, atomic_directory\n"
+        "with atomic_directory(sys.argv[1]) as staging:\n"
         "    (staging / 'file').write_text('half')\n"
         "    os._exit(3)\n"
     )
@@ -224,16 +224,16 @@ def test_links_that_lead_out_of_a_directory_need_a_flag(tmp_path):
 
 def test_only_a_directory_of_the_same_kind_is_replaced(tmp_path):
     for name in ("page", "model"):
-        with staged_directory(tmp_path / name) as staging:
+        with atomic_directory(tmp_path / name) as staging:
             (staging / "a").write_text(name)
             write_manifest(staging, name)
     with (
         pytest.raises(FileExistsError, match="or an earlier page to replace, got a 'model'"),
-        staged_directory(tmp_path / "model", replace="page"),
+        atomic_directory(tmp_path / "model", replace="page"),
     ):
         raise AssertionError("begun")
     assert (tmp_path / "model" / "a").read_text() == "model"
-    with staged_directory(tmp_path / "page", replace="page") as staging:
+    with atomic_directory(tmp_path / "page", replace="page") as staging:
         write_manifest(staging, "page")
     assert not (tmp_path / "page" / "a").exists()
 
@@ -252,7 +252,7 @@ def test_a_directory_inside_a_file_is_refused(tmp_path):
 
 
 def fill_directory(path):
-    with staged_directory(path) as staging:
+    with atomic_directory(path) as staging:
         (staging / "file").write_text("text")
 
 

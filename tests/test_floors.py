@@ -8,7 +8,7 @@ import sys
 
 # Low to high; packages of one line do not import each other.
 FLOORS = [
-    ["dlrm.host_memory"],
+    ["dlrm.host_memory", "dlrm.version"],
     ["dlrm.host_cores"],
     ["dlrm.variables"],
     [
@@ -49,6 +49,7 @@ TORCH_FREE = [
     "dlrm.manifest",
     "dlrm.mapped_files",
     "dlrm.variables",
+    "dlrm.version",
     "dlrm.data.choices",
     "dlrm.data.bags",
     "dlrm.data.clicks.config",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlrm import files, locks
-from dlrm.files import StagedDirectory, staged_directory, staged_file, write_atomically
+from dlrm.files import StagedDirectory, atomic_directory, atomic_file, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
 
@@ -57,7 +57,7 @@ def exchanges(request, monkeypatch):
 
 def write(final, text, pause=lambda: None, replace=True):
     """Writes a directory of two files with the same text, of which a mixture can be told."""
-    with staged_directory(final, replace) as staging:
+    with atomic_directory(final, replace) as staging:
         (staging / "one").write_text(text)
         pause()
         (staging / "two").write_text(text)
@@ -98,7 +98,7 @@ def test_a_file_that_is_being_written_is_left_to_its_writer(tmp_path, monkeypatc
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
     def write_slowly(pause):
-        with staged_file(tmp_path / "scores") as partial:
+        with atomic_file(tmp_path / "scores") as partial:
             partial.write_text("slow")
             pause()
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-import dlrm
 from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
@@ -21,7 +20,7 @@ from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
 from dlrm.deployment import repository
 from dlrm.deployment.repository import Serving
-from dlrm.files import make_directories, staged_directory
+from dlrm.files import atomic_directory, make_directories
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.metrics.clicks import click_metrics
@@ -37,6 +36,7 @@ from dlrm.serving.scoring import probability
 from dlrm.serving.server.names import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.version import __version__
 
 if TYPE_CHECKING:  # the command, which imports this module to act
     from dlrm.deployment.export import ExportConfig
@@ -285,7 +285,7 @@ def _write_update(options: "ExportConfig", export: Export, version: int) -> list
 
 
 def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
-    """Returns `staged_directory(path)`, filled where a polling server does not look.
+    """Returns `atomic_directory(path)`, filled where a polling server does not look.
 
     Such a server takes every directory of the repository for a model, and loads all versions of a
     model again if anything in its directory changes. If nothing can be written beside the
@@ -294,7 +294,7 @@ def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
     make_directories(repository)
     parent = repository.resolve().parent
     beside = repository if _can_rename(parent, repository) else repository / "model"
-    return staged_directory(path, beside=beside)
+    return atomic_directory(path, beside=beside)
 
 
 def _can_rename(source: Path, target: Path) -> bool:
@@ -428,7 +428,7 @@ def _write_facts(directory: Path, export: Export) -> None:
         "ids_dtype": options.ids,
         "output_kind": options.output_kind,
         "checkpoint": export.predictor.path.name,
-        "dlrm_version": dlrm.__version__,
+        "dlrm_version": __version__,
     }
     if serving.lists:
         transform = export.predictor.transform

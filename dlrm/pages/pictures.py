@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.command_line import missing_extra
-from dlrm.files import staged_file
+from dlrm.files import atomic_file
 from dlrm.pages.charts import COLORS, REFERENCE
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def write_picture(path: Path, draw: Callable[["Figure"], object]) -> str | None:
 
         figure = Figure(dpi=_DPI, layout="constrained")
         draw(figure)
-        if not path.parent.is_dir():  # where `staged_file` would try again and again
+        if not path.parent.is_dir():  # where `atomic_file` would try again and again
             raise FileNotFoundError(f"{path}: expected its directory to exist")
-        with staged_file(path) as staged:
+        with atomic_file(path) as staged:
             figure.savefig(staged, format="png")
     except ImportError as error:
         return missing_extra(error, "plots")

@@ -27,7 +27,7 @@ from dlrm.data.transform.dictionaries import text_array
 from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.manifest import write_manifest
 from dlrm.preproc.options import PARQUET_VALUES
 
@@ -70,7 +70,7 @@ def convert_to_parquet(
     verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)
     fitted = _fitted(dataset, spec, verifier, values)
     rows = {split: spec.num_rows(split) for split in spec.splits}
-    with staged_directory(output, KIND if replace else False) as staging:
+    with atomic_directory(output, KIND if replace else False) as staging:
         for split in spec.splits:
             (staging / split).mkdir()
             columns = _columns(spec, split, fitted, values == "decoded", verifier)

@@ -23,11 +23,11 @@ from typing import Any
 from dlrm.documents import read_json
 from dlrm.files import (
     MANIFEST,
+    atomic_file,
     check_replaceable,
     errors_named,
     publish_directory,
     restore_replaced,
-    staged_file,
     sync_tree,
     tidy_after_killed,
     tidy_leftovers,
@@ -77,7 +77,7 @@ class WorkFolder:
 
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished; call it last."""
-        with staged_file(self._marker(stage)) as partial:
+        with atomic_file(self._marker(stage)) as partial:
             partial.write_text(json.dumps(result), encoding="utf-8")
 
     def once(self, stage: str, make: Callable[[], Any]) -> Any:
@@ -173,7 +173,7 @@ def open_work_folder(
         if work.resumed:
             _check_same(folder, _record(folder), own["facts"])
         else:
-            with staged_file(folder / FACTS) as partial:
+            with atomic_file(folder / FACTS) as partial:
                 partial.write_text(json.dumps(own), encoding="utf-8")
         work.path.mkdir(exist_ok=True)
         tidy_leftovers(work.output)  # which its manifest would list

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import dlrm
 from dlrm.published.jobs import Job
 from dlrm.published.results import Record, append, finished, matching, percentiles, read
+from dlrm.version import __version__
 
 # Which number of a run's summary is its metric: the first of these that it has.
 _METRICS = ("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1")
@@ -218,7 +219,7 @@ def environment() -> dict[str, Any]:
 
     cuda = torch.cuda.is_available()
     return {
-        "dlrm": dlrm.__version__,
+        "dlrm": __version__,
         "revision": _revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -23,9 +23,9 @@ from dlrm.command_line import say_aside
 from dlrm.documents import one_line, read_json
 from dlrm.files import (
     MANIFEST,
+    atomic_directory,
     link_or_copy,
     make_directories,
-    staged_directory,
     write_atomically,
 )
 from dlrm.locks import in_use
@@ -341,7 +341,7 @@ def _fetch_newest(
     """Fetches checkpoints of a run, and the files beside them, such as the log."""
     for name in names:
         copy = fetched_directory(cache, uri.below(name))
-        with copy as source, staged_directory(path / name) as target:
+        with copy as source, atomic_directory(path / name) as target:
             shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
     store = open_store(uri)
     for entry in listed:

@@ -27,6 +27,7 @@ from dlrm.host_cores import available_cores, idle_cores
 from dlrm.host_memory import host_memory
 from dlrm.scripts.common.java import java_version
 from dlrm.settings import setting
+from dlrm.version import __version__
 
 OK, ABSENT, SLOW, BROKEN = "ok", "absent", "slow", "broken"  # broken: training cannot run
 Finding = tuple[str, str, str]  # on a part: its state, its name, and its value or problem
@@ -77,7 +78,7 @@ def _run(values: Values) -> int:
 
 def packages() -> Iterator[Finding]:
     """This package, Python, the packages that it needs or may use, and the Java of Spark."""
-    yield OK, "dlrm", f"{dlrm.__version__} in {_PACKAGE}"
+    yield OK, "dlrm", f"{__version__} in {_PACKAGE}"
     yield OK, "python", f"{sys.version.split()[0]}, {sys.executable}"
     for requirement, use in REQUIREMENTS.items():
         name, least, below, *_ = *re.split(">=|,<", requirement), "9999"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.names import FEATURE_SPEC
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_disk
 from dlrm.settings import setting
@@ -61,7 +61,7 @@ def _generate(values: Values) -> None:
         numerical = name in schema.numerical_names
         return [f"{x:.6f}" for x in random.random(rows)] if numerical else ["x"] * rows
 
-    with staged_directory(own.output) as staging:
+    with atomic_directory(own.output) as staging:
         for chunk in chunks:
             count = len(chunk["files"])
             for number, name in enumerate(chunk["files"]):

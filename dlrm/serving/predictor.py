@@ -17,7 +17,7 @@ from dlrm.data.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST, check_outside, staged_directory
+from dlrm.files import MANIFEST, atomic_directory, check_outside
 from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
@@ -182,7 +182,7 @@ class Predictor(Judged, Scoring):
             )
         replace = "checkpoint" if overwrite else False
         with (
-            staged_directory(directory, replace) as staging,
+            atomic_directory(directory, replace) as staging,
             in_use(self.path) as stays,
             unreplaced(self.path) if stays else nullcontext(),
         ):

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dlrm import __version__
 from dlrm.distributed import (
     World,
     agreed,
@@ -46,6 +45,7 @@ from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
+from dlrm.version import __version__
 
 _DATA = ("dataset", "test_dataset")
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm import __version__
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import last_checkpoint
+from dlrm.version import __version__
 
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
 CONTINUES = "continues"  # in a configuration: facts of the checkpoint that the run continues

@@ -1,7 +1,7 @@
 """Functions for `test_replace_kills`: the replacement of a directory."""
 
 from dlrm import files
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.manifest import write_manifest
 
 
@@ -15,7 +15,7 @@ def replace(final, text, exchange=True):
     """
     if not exchange:
         files.exchange = lambda one, other: False
-    with staged_directory(final, replace="dataset") as staging:
+    with atomic_directory(final, replace="dataset") as staging:
         for name in ("one", "two"):
             (staging / name).write_text(text)
         write_manifest(staging, "dataset")

@@ -14,7 +14,7 @@ from dlrm.data.bags import WEIGHTS_DTYPE
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.files import check_owned, staged_directory
+from dlrm.files import atomic_directory, check_owned
 from dlrm.limits import check_disk
 
 POWER_LAW_EXPONENT = 1.45  # that of NVIDIA's generator of synthetic Criteo data
@@ -257,7 +257,7 @@ def write_synthetic_dataset(
     check_disk(directory, needed, f"--synthetic_dataset_num_entries {num_samples}")
     check_owned(Path(directory))
     options: dict[str, Any] = {"seed": seed, "ids": ids, "fixed_lengths": fixed_lengths}
-    with staged_directory(directory, replace_existing) as staging:
+    with atomic_directory(directory, replace_existing) as staging:
         staged = replace(spec, path=staging / layout.FEATURE_SPEC, metadata={})
         for split in staged.splits:
             samples = SyntheticDataset(staged, split, num_samples, _ROWS_PER_WRITE, **options)

@@ -17,7 +17,7 @@ from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.formats.columnar import arrow_errors, first_line
 from dlrm.data.transform.arrays import array_of_values
 from dlrm.data.transform.arrow_types import plain_array, plain_field
-from dlrm.files import staged_file
+from dlrm.files import atomic_file
 
 GROUP_ROWS = 1 << 17  # rows of a written row group
 _HINTS = {
@@ -146,7 +146,7 @@ def write_frame(
     options: dict[str, Any] = {"compression": "none", "write_statistics": False}
     with (
         arrow_errors(f"{name}: cannot be written as Parquet"),
-        staged_file(path) as partial,
+        atomic_file(path) as partial,
         pq.ParquetWriter(partial, reader.schema, **options) as writer,
     ):
         for table in _in_groups(reader):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.workers import InOrder, workers
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.language.data.config import PretrainingTextConfig
 from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
 from dlrm.language.pretraining.hdf5 import KIND, LABEL, LENGTH, NUM_MASKED, TextRows, write_hdf5
@@ -82,7 +82,7 @@ def write_dataset(
     files = text_files([Path(path) for path in given])
     tokenizer = load_tokenizer(config.vocab_file, config.lower_case)
     task = _Task(config, crc32(config.vocab_file), Path())
-    with staged_directory(output, replace=True) as staging, workers(config.processes) as in_order:
+    with atomic_directory(output, replace=True) as staging, workers(config.processes) as in_order:
         task = task._replace(work=staging / _WORK)
         task.work.mkdir()
         documents = _tokenize(task, files, in_order, on_progress)

@@ -20,7 +20,7 @@ from dlrm.data.sources.log_lines import LONGEST_LINE, LogFormat, explain, parse_
 from dlrm.data.sources.row_error import LEAVES_OUT, RowError
 from dlrm.data.sources.text_files import BROKEN, ByteRange, open_bytes
 from dlrm.data.transform.rows import FieldRows
-from dlrm.files import staged_file
+from dlrm.files import atomic_file
 from dlrm.preproc.source import Read, Rejected
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # by the suffix of a file
@@ -272,7 +272,7 @@ def unpack(paths: tuple[str, str]) -> int:
     """
     source, target = map(Path, paths)
     size = 0
-    with staged_file(target, one_of_many=True) as partial, open(partial, "wb") as file:
+    with atomic_file(target, one_of_many=True) as partial, open(partial, "wb") as file:
         try:
             with open_bytes(source, COMPRESSIONS[source.suffix]) as packed:
                 while block := packed.read(_BLOCK_BYTES):

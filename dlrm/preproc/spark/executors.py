@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlrm import __version__
 from dlrm.data.transform.dictionaries import two_texts
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.version import __version__
 
 _MARK, _EXECUTOR_MARK = "dlrm-task-error:", "dlrm-executor-error:"
 _SEND = (

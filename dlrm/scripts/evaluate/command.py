@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dlrm import __version__
 from dlrm.command_line import say
-from dlrm.files import check_replaceable, staged_directory
+from dlrm.files import atomic_directory, check_replaceable
 from dlrm.flags import Values
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
@@ -38,6 +37,7 @@ from dlrm.serving.sources import check_source, reads_dataset
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
+from dlrm.version import __version__
 
 _KIND = "evaluation"  # kind in the manifest of a page
 _DAY = "day"  # in --slices
@@ -90,7 +90,7 @@ def run(values: Values) -> None:
 
 
 def _write(facts: dict[str, Any], output: Path) -> None:
-    with staged_directory(output, replace=_KIND) as directory:
+    with atomic_directory(output, replace=_KIND) as directory:
         write_files(directory, facts)
         write_manifest(directory, _KIND)
     say(f"page: {output / HTML}")

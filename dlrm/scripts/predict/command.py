@@ -18,7 +18,7 @@ import numpy as np
 from dlrm.command_line import say
 from dlrm.data import layout
 from dlrm.documents import cell
-from dlrm.files import make_directories, staged_file
+from dlrm.files import atomic_file, make_directories
 from dlrm.flags import Values
 from dlrm.metrics.table import line_of, metrics_note, one_class_note
 from dlrm.preproc.spark.query import SparkQuery, fetch_rows
@@ -191,7 +191,7 @@ def score_file(path: Path) -> Iterator["ScoreFile"]:
     """
     path = path.resolve()
     make_directories(path.parent)
-    with staged_file(path) as partial, open(partial, "wb") as file:
+    with atomic_file(path) as partial, open(partial, "wb") as file:
         scores = ScoreFile(file)
         yield scores
         scores.finish()

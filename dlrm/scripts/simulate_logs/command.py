@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
@@ -336,7 +336,7 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     simulator, last = _simulator(simulation), simulation.days - 1
     halves = {name: StreamingMetrics() for name in ("test", "validation")}
     of_days = []
-    with staged_directory(output, replace=True) as staging:
+    with atomic_directory(output, replace=True) as staging:
         for day in range(simulation.days):
             start, done, of_day = time.perf_counter(), 0, StreamingMetrics()
             for _, probability, label in simulator.write(staging, day):

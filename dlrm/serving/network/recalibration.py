@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
-from dlrm.files import MANIFEST, check_outside, link_or_copy, staged_directory
+from dlrm.files import MANIFEST, atomic_directory, check_outside, link_or_copy
 from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.remote.cache import origin_of
 from dlrm.train.checkpoints.directory import last_checkpoint
@@ -238,7 +238,7 @@ def write_recalibrated(
     """
     check_outside(directory, checkpoint)
     manifest = read_manifest(checkpoint, "checkpoint")
-    with staged_directory(directory) as staging:
+    with atomic_directory(directory) as staging:
         for name in (*manifest["files"], MANIFEST):
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(str(checkpoint / name), str(staging / name))

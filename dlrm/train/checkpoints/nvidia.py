@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dlrm import ops
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.train.checkpoints.saved_model import SavedModel, SavedRows, attached_to
 
 NATURAL, SIZE_SORTED, DEVICE_MAPPING = "natural", "size_sorted", "device_mapping"
@@ -148,7 +148,7 @@ def write_nvidia(
     data = {"epoch": 0, "step": saved.progress.get("step", 0), "device_mapping": mapping}
     if order == record.get("feature_order"):
         data |= record["data"]
-    with staged_directory(directory) as staging:
+    with atomic_directory(directory) as staging:
         _save(staging / "bottom_model.mlp.pt", _of(saved.dense, "bottom_mlp"))
         _save(staging / "top_model.mlp.pt", top)
         torch.save(last, staging / "top_model.out.pt")

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlrm.files import staged_directory
+from dlrm.files import atomic_directory
 from dlrm.manifest import read_manifest
 from dlrm.train.checkpoints.description import describe, described_progress
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
@@ -83,7 +83,7 @@ def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     """
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
     config = {**saved.config, "optimizers": [], "tables": tables}
-    with staged_directory(directory) as staging:
+    with atomic_directory(directory) as staging:
         (staging / "tables").mkdir()
         for index, table in enumerate(saved.tables):
             table.copy_to(staging / "tables" / f"{index}.bin")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlrm.command_line import missing_extra
 from dlrm.data.workers import workers
-from dlrm.files import check_outside, staged_directory
+from dlrm.files import atomic_directory, check_outside
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
@@ -96,7 +96,7 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
     check_outside(output, source)  # the next run would read it
     images = find_images(source)
     splits = _split(images, source, options)
-    with staged_directory(output, replace=True) as staging:
+    with atomic_directory(output, replace=True) as staging:
         shards = list(_shards(splits, staging, options))
         for split in splits:
             (staging / split).mkdir()
