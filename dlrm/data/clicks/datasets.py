@@ -11,7 +11,7 @@ from dlrm.data.bags import ListField
 from dlrm.data.clicks.batch import ClickDataset, Shard, Sharded
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
+from dlrm.data.clicks.readers import BINARY_FILES, BinaryDataset, SplitDataset, open_binary
 from dlrm.data.clicks.synthetic import (
     RandomDataset,
     SyntheticDataset,
@@ -53,43 +53,69 @@ class Datasets:
         return {name: dataset.num_samples for name, dataset in self.named().items()}
 
 
+class Source:
+    """An opened dataset, which is divided into splits and batches without opening it again.
+
+    Args:
+        config: the data to open. Descriptions of a dataset are compared with its checksums as
+            `verify_data` says.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: a directory or file is missing.
+        ValueError: a specification breaks a rule, or a description is damaged.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        openers = {"split": _split, "synthetic_disk": _split, "binary": _binary}
+        self._open_split = openers.get(DATASET_TYPES[config.dataset_type], _in_memory)(config)
+
+    def splits(
+        self, config: DataConfig, shard: Shard | None = None, verified: bool = True
+    ) -> Datasets:
+        """Returns the splits of the dataset, and checks their files' sizes.
+
+        Args:
+            config: the data as it was opened, with any sizes of batches and shares of rows.
+            shard: part of every batch that this process reads; None is everything.
+            verified: whether files are compared with the checksums before they are read.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file has a wrong size or is damaged, or there are no training rows.
+        """
+        open_split = partial(self._open_split, shard=shard, verified=verified)
+        subset, share, size = config.dataset_subset or 1.0, config.set_aside, config.test_batch_size
+        datasets = Datasets(
+            open_split("train", batch_size=config.batch_size, subset=subset, part=(0.0, 1 - share)),
+            open_split("test", batch_size=size),
+            open_split("validation", batch_size=size),
+            open_split("train", batch_size=size, part=(1 - share, 1.0)) if share else None,
+        )
+        rows = datasets.rows()
+        if share and not (rows["train"] and rows["set_aside"]):
+            raise ValueError(
+                f"--set_aside {share}: expected training rows to set aside and others to train on, "
+                f"got {rows['set_aside']:,} and {rows['train']:,} in {config.dataset}"
+            )
+        if share and rows["test"] and rows.get("validation"):
+            raise ValueError(
+                f"--set_aside {share}: expected a dataset without test or without validation rows, "
+                f"got {config.dataset}, whose test rows choose the best weights and whose "
+                "validation rows report"
+            )
+        if not rows["train"]:
+            raise ValueError(f"{config.dataset}: the training split has no rows")
+        return datasets
+
+
 def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
-    """Opens the splits of the dataset that `config` describes, and checks their files' sizes.
+    """Opens the splits of the dataset that `config` describes; see `Source`, also for errors.
 
     Args:
         config: the data to open.
         shard: part of every batch that this process reads; None is everything.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: a directory or file is missing.
-        ValueError: a specification breaks a rule, a file has a wrong size or is damaged, or there
-            are no training rows.
     """
-    openers = {"split": _split, "synthetic_disk": _split, "binary": _binary}
-    opener = openers.get(DATASET_TYPES[config.dataset_type], _in_memory)
-    open_split = opener(config, shard)
-    subset, share, size = config.dataset_subset or 1.0, config.set_aside, config.test_batch_size
-    datasets = Datasets(
-        open_split("train", batch_size=config.batch_size, subset=subset, part=(0.0, 1 - share)),
-        open_split("test", batch_size=size),
-        open_split("validation", batch_size=size),
-        open_split("train", batch_size=size, part=(1 - share, 1.0)) if share else None,
-    )
-    rows = datasets.rows()
-    if share and not (rows["train"] and rows["set_aside"]):
-        raise ValueError(
-            f"--set_aside {share}: expected training rows to set aside and others to train on, got "
-            f"{rows['set_aside']:,} and {rows['train']:,} in {config.dataset}"
-        )
-    if share and rows["test"] and rows.get("validation"):
-        raise ValueError(
-            f"--set_aside {share}: expected a dataset without test or without validation rows, got "
-            f"{config.dataset}, whose test rows choose the best weights and whose validation rows "
-            "report"
-        )
-    if not rows["train"]:
-        raise ValueError(f"{config.dataset}: the training split has no rows")
-    return datasets
+    return Source(config).splits(config, shard)
 
 
 def fitted_directory(config: DataConfig) -> Path | None:
@@ -104,10 +130,11 @@ def fitted_directory(config: DataConfig) -> Path | None:
     return Path(config.dataset) if dataset_type == "binary" and config.dataset else None
 
 
-_Opener = Callable[..., Any]  # takes a split's name, and `batch_size`, `subset` and `part`
+# Takes a split's name, `shard`, `verified`, and `batch_size`, `subset` and `part`.
+_Opener = Callable[..., Any]
 
 
-def _split(config: DataConfig, shard: Shard | None) -> _Opener:
+def _split(config: DataConfig) -> _Opener:
     if (directory := fitted_directory(config)) is not None:
         verifier = _verifier(directory, config)
         spec = _load_spec(config)
@@ -123,28 +150,32 @@ def _split(config: DataConfig, shard: Shard | None) -> _Opener:
         verifier = _verifier(spec.directory, config)
     _check_manifest(spec)
 
-    def open_split(split: str, **options: Any) -> SplitDataset | None:
+    def open_split(
+        split: str, shard: Shard | None, verified: bool, **options: Any
+    ) -> SplitDataset | None:
         if split not in spec.splits:
             return None
-        weights = config.sample_weights
-        return SplitDataset(spec, split, sample_weights=weights, **options)
+        options |= {"shard": shard or Shard(), "verifier": verifier if verified else None}
+        return SplitDataset(spec, split, sample_weights=config.sample_weights, **options)
 
-    return partial(open_split, shard=shard or Shard(), verifier=verifier)
+    return open_split
 
 
-def _binary(config: DataConfig, shard: Shard | None) -> _Opener:
+def _binary(config: DataConfig) -> _Opener:
     directory = _dataset_directory(config)
-    return partial(
-        open_binary,
-        directory,
-        num_numerical=config.num_numerical_features,
-        allow_links=config.allow_links,
-        shard=shard or Shard(),
-        verifier=_verifier(directory, config),
-    )
+    verifier = _verifier(directory, config)
+
+    def open_split(
+        split: str, shard: Shard | None, verified: bool, **options: Any
+    ) -> BinaryDataset | None:
+        options |= {"shard": shard or Shard(), "verifier": verifier if verified else None}
+        links, numerical = config.allow_links, config.num_numerical_features
+        return open_binary(directory, split, numerical, allow_links=links, **options)
+
+    return open_split
 
 
-def _in_memory(config: DataConfig, shard: Shard | None) -> _Opener:
+def _in_memory(config: DataConfig) -> _Opener:
     spec, num_samples = _synthetic_spec(config), config.synthetic_dataset_num_entries
     options: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
     dataset_class: type[SyntheticDataset] = RandomDataset
@@ -153,7 +184,9 @@ def _in_memory(config: DataConfig, shard: Shard | None) -> _Opener:
         options |= {"ids": config.synthetic_ids, "device": config.device}
         options |= {"fixed_lengths": config.synthetic_dataset is not None}
 
-    def open_split(split: str, **others: Any) -> ClickDataset | None:
+    def open_split(
+        split: str, shard: Shard | None, verified: bool, **others: Any
+    ) -> ClickDataset | None:
         if split == "validation":
             return None
         dataset = dataset_class(spec, split, num_samples, **options, **others)
