@@ -28,15 +28,14 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.session import network_flags, network_run
-from dlrm.session.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.session.network_run import EmptyLoader, NetworkRun
-from dlrm.session.session import Session
-from dlrm.tasks.run import known_checkpoint, with_saved_flags
+from dlrm.tasks import network_flags, networks
+from dlrm.tasks.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
+from dlrm.tasks.networks import EmptyLoader, NetworkWork
+from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
-from dlrm.train.config import ExecutionConfig, PrecisionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -48,14 +47,13 @@ AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary; see `network_run.run_mode`."""
-    uris = bert_flags.FLAGS.uris
-    return network_run.run_mode(values, uris, bert_flags.TRAINING, _open, _notices, _MODES)
+    """Runs the mode of the flags and returns the summary; see `networks.run_mode`."""
+    return networks.run_mode(values, bert_flags.FLAGS.uris, bert_flags.TRAINING, _open, _MODES)
 
 
 @dataclass(kw_only=True)
-class TextRun(NetworkRun):
-    """See `NetworkRun`.
+class TextWork(NetworkWork):
+    """BERT with its data; see `NetworkWork`.
 
     Attributes:
         train, test: rows; None if there are none.
@@ -68,11 +66,102 @@ class TextRun(NetworkRun):
     scorer: "AnswerScorer | None" = None
     initial: list[str] = field(default_factory=list)
 
+    def lines(self) -> Iterator[str]:
+        values = self.values
+        shape = values.config(BertConfig).shape
+        known = SIZES[values["size"]] == shape
+        name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
+        yield self.device_line(f"BERT {name} for {values['task']}")
+        yield from super().lines()
+        for name, source in (("train", self.train), ("test", self.test)):
+            if source is not None:
+                mean = float(np.mean(source.lengths))
+                yield (
+                    f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
+                    f"{source.length} at most"
+                )
+        if isinstance(self.test, SentencePairs) and self.test.labels is not None:
+            majority = majority_baseline(self.test.labels)
+            yield (
+                f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
+                f"f1 {majority['f1']:.6f}"
+            )
+        if values["length_window"] and self.train and values["data"] == "dataset":
+            yield (
+                f"note: --length_window {values['length_window']}: rows are sorted by length within "
+                "windows of this number of batches, which reduces padding"
+            )
+        if values["init_checkpoint"]:
+            lacking = f", but for {', '.join(self.initial)}" if self.initial else ""
+            yield f"weights from {values['init_checkpoint']}{lacking}"
+        elif self.checkpoint is None and values["mode"] == "inference_benchmark":
+            yield "note: no --load_checkpoint_path, so these are the initial weights"
+        elif values["resume"]:
+            return  # another line reports the checkpoint
+        elif self.checkpoint is None and values["mode"] == "finetune":
+            yield "note: no --init_checkpoint, so the training begins with initial weights"
+        elif self.checkpoint is None and values["phase"] == 2:
+            yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
 
-def _open(values: Values, pipelines: Pipelines) -> TextRun:
+    def loaders(self) -> tuple[Loader, Loader]:
+        assert self.train is not None
+        train = self.loader(self.train, self.division.global_batch, train=True)
+        return train, self.test_loader()
+
+    def test_loader(self) -> Loader:
+        """Returns the batches of the test rows, if there are some."""
+        if self.test is None:
+            return EmptyLoader()
+        return self.loader(self.test, self.values["test_batch_size"], train=False)
+
+    def loader(self, source: TextSource, batch_size: int, train: bool) -> Any:
+        """Returns the batches; training leaves out a short last one, and graphs have fixed shapes."""
+        values, is_graph = self.values, self.values["execution"] == "graph"
+        window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
+        of_one_shape = is_graph or (train and self.pipelines.parts.size > 1)
+        loader = TextLoader(
+            source,
+            batch_size,
+            shuffle=train,
+            drop_last=train,
+            window=window,
+            cut=not of_one_shape,
+            parts=self.division.accumulation if train else 1,
+            seed=values["seed"],
+            world=self.pipelines.replicas,
+        )
+        return SameBatch(loader, self.world.device) if values["data"] == "synthetic" else loader
+
+    def curve_steps(self, config: TrainConfig, steps_per_epoch: int) -> int:
+        return self.values["total_steps"] or super().curve_steps(config, steps_per_epoch)
+
+    def train_config(self, steps_per_epoch: int) -> TrainConfig:
+        values, config = self.values, super().train_config(steps_per_epoch)
+        if not values["total_steps"]:
+            return config
+        num_steps = values["total_steps"]
+        stop = min(num_steps, config.max_steps or num_steps)
+        needed = -(-num_steps // steps_per_epoch)
+        epochs = min(config.epochs, needed) if "epochs" in values.given else needed
+        return replace(config, epochs=epochs, max_steps=stop)
+
+    def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:
+        if self.values["phase"] == 2 and self.checkpoint:
+            _begin_phase_2(trainer, self.checkpoint, self.values["seed"], run.log)
+        else:
+            super().begin(run, trainer, train)
+
+    def ready(self, run: Run, trainer: Trainer, train: Loader) -> None:
+        own, steps = trainer.config.num_steps(len(train)), len(train)
+        if own < (num_steps := self.curve_steps(trainer.config, steps)):
+            run.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
+        super().ready(run, trainer, train)
+
+
+def _open(values: Values, pipelines: Pipelines) -> TextWork:
     checkpoint = _checkpoint(values)
     known = checkpoint or _own_checkpoint(values["init_checkpoint"])
-    known = known_checkpoint(values, known)
+    known = resumed_checkpoint(values) or known
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
@@ -99,8 +188,8 @@ def _open(values: Values, pipelines: Pipelines) -> TextRun:
         values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
         sources = open_sources(values, vocab_is_fixed)
     division = network_flags.divide_batch(values, replicas.size)
-    network_run.divide(task, values, pipelines, division)
-    return TextRun(
+    networks.divide(task, values, pipelines, division)
+    return TextWork(
         values=values,
         world=world,
         pipelines=pipelines,
@@ -223,94 +312,6 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
     return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
 
 
-def _notices(run: TextRun) -> Iterator[str]:
-    """Yields notices about the run, and where it differs from what the flags suggest."""
-    values = run.values
-    shape = values.config(BertConfig).shape
-    known = SIZES[values["size"]] == shape
-    name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
-    yield network_run.device_line(run, f"BERT {name} for {values['task']}")
-    yield from network_run.common_notices(run)
-    for name, source in (("train", run.train), ("test", run.test)):
-        if source is not None:
-            mean = float(np.mean(source.lengths))
-            yield (
-                f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
-                f"{source.length} at most"
-            )
-    if isinstance(run.test, SentencePairs) and run.test.labels is not None:
-        majority = majority_baseline(run.test.labels)
-        yield (
-            f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
-            f"f1 {majority['f1']:.6f}"
-        )
-    if values["length_window"] and run.train and values["data"] == "dataset":
-        yield (
-            f"note: --length_window {values['length_window']}: rows are sorted by length within "
-            "windows of this number of batches, which reduces padding"
-        )
-    if values["init_checkpoint"]:
-        lacking = f", but for {', '.join(run.initial)}" if run.initial else ""
-        yield f"weights from {values['init_checkpoint']}{lacking}"
-    elif run.checkpoint is None and values["mode"] == "inference_benchmark":
-        yield "note: no --load_checkpoint_path, so these are the initial weights"
-    elif values["resume"]:
-        return  # another line reports the checkpoint
-    elif run.checkpoint is None and values["mode"] == "finetune":
-        yield "note: no --init_checkpoint, so the training begins with initial weights"
-    elif run.checkpoint is None and values["phase"] == 2:
-        yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
-
-
-def _loader(run: TextRun, source: TextSource, batch_size: int, train: bool) -> Any:
-    """Returns the batches; training leaves out a short last one, and graphs have fixed shapes."""
-    values, is_graph = run.values, run.values["execution"] == "graph"
-    window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
-    of_one_shape = is_graph or (train and run.pipelines.parts.size > 1)
-    loader = TextLoader(
-        source,
-        batch_size,
-        shuffle=train,
-        drop_last=train,
-        window=window,
-        cut=not of_one_shape,
-        parts=run.division.accumulation if train else 1,
-        seed=values["seed"],
-        world=run.pipelines.replicas,
-    )
-    return SameBatch(loader, run.world.device) if values["data"] == "synthetic" else loader
-
-
-def _test_loader(run: TextRun) -> Loader:
-    if run.test is None:
-        return EmptyLoader()
-    return _loader(run, run.test, run.values["test_batch_size"], train=False)
-
-
-def _train(run: TextRun, session: Session) -> dict[str, float]:
-    values = run.values
-    assert run.train is not None
-    train = _loader(run, run.train, run.division.global_batch, train=True)
-    config = network_run.train_config(run, len(train))
-    num_steps = values["total_steps"] or config.epochs * len(train)
-    if values["total_steps"]:
-        stop = min(num_steps, config.max_steps or num_steps)
-        needed = -(-num_steps // len(train))
-        epochs = min(config.epochs, needed) if "epochs" in values.given else needed
-        config = replace(config, epochs=epochs, max_steps=stop)
-    if (own := config.num_steps(len(train))) < num_steps:
-        session.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
-
-    trainer = network_run.trainer(run, session, train, config, num_steps)
-    if session.resume(run, trainer):
-        pass  # it has its weights
-    elif values["phase"] == 2 and run.checkpoint:
-        _begin_phase_2(trainer, run.checkpoint, values["seed"], session.log)
-    else:
-        session.load_weights(run, trainer.parameters)
-    return network_run.train(run, session, trainer, train, _test_loader(run))
-
-
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
     """Loads weights and moments of phase 1; steps and random numbers start anew."""
     load_checkpoint(checkpoint, trainer.parameters, resume=True, world=trainer.world)
@@ -321,25 +322,26 @@ def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -
     log.line(f"phase 2: weights and moments from {checkpoint}; steps and rates begin anew")
 
 
-def _evaluate(run: TextRun, session: Session) -> dict[str, float]:
+def _evaluate(run: Run) -> dict[str, float]:
     """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
-    values, path, log = run.values, run.values["load_checkpoint_path"], session.log
-    test = _test_loader(run)
+    values, path, work, log = run.values, run.values["load_checkpoint_path"], run.work, run.log
+    assert isinstance(work, TextWork)
+    test = work.test_loader()
     if path is not None and not _is_one(path):
         results = Path(values["results"] or Path(path, "evaluation.csv"))
         names = (values["test_dataset"], values["dataset"], values["data"])
-        tested_on = name_of(next(name for name in names if name), _test_facts(run))
-        best = validate_all(run.task, test, path, results, log, tested_on)
+        tested_on = name_of(next(name for name in names if name), _test_facts(work))
+        best = validate_all(work.task, test, path, results, log, tested_on)
         summary = best.summary()
-        if run.scorer:  # its answers may be those of an earlier evaluation
-            load_tested(run.task, best.path, best.weights)
-            run.scorer.best = -1.0, {}
-            run.task.evaluate(Watched(test, "answers", log.quiet))
+        if work.scorer:  # its answers may be those of an earlier evaluation
+            load_tested(work.task, best.path, best.weights)
+            work.scorer.best = -1.0, {}
+            work.task.evaluate(Watched(test, "answers", log.quiet))
     else:
-        session.load_weights(run, Parameters(run.task.model))
-        metrics = run.task.evaluate(Watched(test, "test", log.quiet))
+        run.load_weights(Parameters(work.task.model))
+        metrics = work.task.evaluate(Watched(test, "test", log.quiet))
         summary = {f"test_{name}": value for name, value in metrics.items()}
-    answers = run.scorer.best[1] if run.scorer else {}
+    answers = work.scorer.best[1] if work.scorer else {}
     if answers:
         file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
         write_predictions(file, answers)
@@ -347,9 +349,9 @@ def _evaluate(run: TextRun, session: Session) -> dict[str, float]:
     return summary
 
 
-def _test_facts(run: TextRun) -> dict[str, Any]:
+def _test_facts(work: TextWork) -> dict[str, Any]:
     """Returns everything that the metrics of a test depend on besides the checkpoint."""
-    values, test = run.values, run.test
+    values, test = work.values, work.test
     facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
     if isinstance(test, SquadFeatures):
         facts["questions"] = test.questions
@@ -362,20 +364,16 @@ def _test_facts(run: TextRun) -> dict[str, Any]:
     return facts
 
 
-def _benchmark_inference(run: TextRun, session: Session) -> dict[str, float]:
-    values, world = run.values, run.world
-    assert run.test is not None
-    session.load_weights(run, Parameters(run.task.model))
-    loader = _loader(run, run.test, values["batch_size"] * world.size, train=False)
+def _benchmark_inference(run: Run) -> dict[str, float]:
+    values, world, work = run.values, run.world, run.work
+    assert isinstance(work, TextWork)
+    assert work.test is not None
+    run.load_weights(Parameters(work.task.model))
+    loader = work.loader(work.test, values["batch_size"] * world.size, train=False)
     unread = values["latency"] == "minimum"
     if unread and isinstance(loader, TextLoader):
         loader = ReadWhenAsked(loader, world.device)
-    return network_run.time_inference(run, session.log, loader, "sequences", with_reading=unread)
+    return networks.time_inference(run, loader, "sequences", with_reading=unread)
 
 
-_MODES = {
-    "pretrain": _train,
-    "finetune": _train,
-    "evaluate": _evaluate,
-    "inference_benchmark": _benchmark_inference,
-}
+_MODES = {"evaluate": _evaluate, "inference_benchmark": _benchmark_inference}

@@ -6,8 +6,8 @@ from dlrm.flags import Values
 from dlrm.language.config import BertConfig
 from dlrm.language.data.config import VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
-from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting
+from dlrm.tasks import network_flags
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]

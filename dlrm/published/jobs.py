@@ -13,7 +13,7 @@ from dlrm.published.rows import RULES, BenchmarkRow, Rule
 from dlrm.published.smoke import smoke_flags
 from dlrm.scripts.commands import program_of
 from dlrm.scripts.common import dlrm_flags
-from dlrm.session.network_flags import divide_batch
+from dlrm.tasks.network_flags import divide_batch
 from dlrm.settings import setting
 from dlrm.vision import flags as cnn_flags
 

@@ -1,21 +1,22 @@
 """Flags that could make a DLRM's steps faster, by the part of the step that limits them."""
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
 from dlrm.host_cores import idle_cores
 from dlrm.model.tables.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, UPDATE
-from dlrm.tasks.config import ClickConfig
 from dlrm.tasks.recommendation import Recommendation
+
+if TYPE_CHECKING:
+    from dlrm.tasks.click import Config
 
 _SHORT_STEP = 1e9  # operations: some milliseconds of one core
 
 
-def advice(
-    config: ClickConfig, task: Recommendation, can_be_recorded: bool = False
-) -> dict[str, str]:
+def advice(config: "Config", task: Recommendation, can_be_recorded: bool = False) -> dict[str, str]:
     """Returns a flag to try for each part of a step, if one is left to try.
 
     Args:
@@ -59,7 +60,7 @@ def advice(
     }
 
 
-def _is_crowded(config: ClickConfig, task: Recommendation) -> bool:
+def _is_crowded(config: "Config", task: Recommendation) -> bool:
     """Returns whether steps are so short, and cores so busy, that one thread is no slower."""
     weights = sum(weight.numel() for weight in task.parameter_groups()["dense"])
     short = 6 * weights * config.data.batch_size < _SHORT_STEP

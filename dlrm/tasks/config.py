@@ -1,7 +1,6 @@
-"""The configuration of a run of a DLRM, without torch."""
+"""The settings of a DLRM's run, without torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import Values
@@ -9,7 +8,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.settings import check_settings, resumable_of, setting, settings_of
 from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.schedule import ScheduleConfig, check_schedule
+from dlrm.train.schedule import ScheduleConfig
 
 AUTO_PRODUCTS = "auto"
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
@@ -132,55 +131,7 @@ class ClickCheckpointConfig(CheckpointConfig):
     )
 
 
-@dataclass(frozen=True)
-class ClickConfig:
-    """The configuration of a DLRM's training on a dataset of clicks.
-
-    Attributes:
-        data: the rows to read, and how to read them.
-        train: length and reports of the training.
-        schedule: schedule of the learning rate.
-        optimizers: optimizers of the tables and of the rest.
-        precision: precision of the network.
-        step: computation of the steps and tests.
-    """
-
-    data: DataConfig
-    train: TrainConfig
-    schedule: ScheduleConfig
-    optimizers: OptimizerConfig
-    precision: PrecisionConfig
-    step: StepConfig = StepConfig()
-
-    def __post_init__(self) -> None:
-        l2, rate = self.optimizers.embedding_l2, self.schedule.lr
-        if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
-            raise ValueError(
-                f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
-                f"step; expected less than {1 / rate:.3g}"
-            )
-
-    @classmethod
-    def from_values(cls, values: Values, **data: Any) -> "ClickConfig":
-        """Returns the configuration of some settings.
-
-        Args:
-            values: all settings of `CLICK_CONFIGS`.
-            data: other values of `DataConfig`.
-        """
-        check_schedule(values["schedule"], values.given)
-        _check_distill(values)
-        return cls(
-            data=values.config(DataConfig, **data),
-            train=values.config(TrainConfig),
-            schedule=values.config(ScheduleConfig),
-            optimizers=values.config(OptimizerConfig),
-            precision=values.config(PrecisionConfig),
-            step=values.config(StepConfig),
-        )
-
-
-def _check_distill(values: Values) -> None:
+def check_distilled(values: Values) -> None:
     """Raises ValueError for settings that contradict `--distill`, or need it."""
     values.config(DistillConfig)  # checks the weight itself
     teacher, mode = values["distill"], values.get("mode", "train")
@@ -188,6 +139,25 @@ def _check_distill(values: Values) -> None:
         raise ValueError(f"--distill_weight {values['distill_weight']} needs --distill")
     if teacher is not None and mode != "train":
         raise ValueError(f"--distill {teacher} contradicts --mode {mode}: only a training learns")
+
+
+def check_continued(values: Values) -> None:
+    """Raises ValueError for settings that contradict `--continue_from`, or need it."""
+    path = values["continue_from"]
+    if path is None:
+        if values["continue_lr"] is not None and not values["resume"]:
+            raise ValueError(f"--continue_lr {values['continue_lr']} needs --continue_from")
+        return
+    asked = f"--continue_from {path}"
+    if values.get("mode", "train") != "train":
+        raise ValueError(f"{asked} contradicts --mode {values['mode']}: only a training continues")
+    for name, why in {
+        "load_checkpoint_path": "both name the weights to begin with",
+        "seeds": "it continues from one model; continue each seed by itself",
+        "recipe": "the settings are those of the run that is continued",
+    }.items():
+        if values.get(name) is not None:
+            raise ValueError(f"{asked} contradicts --{name} {values[name]}: {why}")
 
 
 # Everything that opens a run, as (topic of the help, configuration).

@@ -15,16 +15,16 @@ from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.manifest import crc32
-from dlrm.session import network_flags, network_run
-from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
-from dlrm.session.network_run import EmptyLoader, NetworkRun
-from dlrm.session.session import Session
-from dlrm.tasks.run import known_checkpoint, with_saved_flags
+from dlrm.tasks import network_flags, networks
+from dlrm.tasks.all_checkpoints import checkpoints_of, name_of, validate_all
+from dlrm.tasks.networks import EmptyLoader, NetworkWork
+from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader
+from dlrm.train.trainer import Trainer
 from dlrm.vision import flags as cnn_flags
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.loader import (
@@ -41,12 +41,11 @@ _LOADED_BYTES = 1 << 30  # of prefetched batches
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary; see `network_run.run_mode`."""
-    uris = cnn_flags.FLAGS.uris
-    return network_run.run_mode(values, uris, TRAINING, _open, _notices, _MODES)
+    """Runs the mode of the flags and returns the summary; see `networks.run_mode`."""
+    return networks.run_mode(values, cnn_flags.FLAGS.uris, TRAINING, _open, _MODES)
 
 
-def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
+def _open(values: Values, pipelines: Pipelines) -> "ImageWork":
     division = network_flags.divide_batch(values, pipelines.replicas.size)
     values = cnn_flags.resolved(values, division.global_batch)
     _check(values)
@@ -56,8 +55,7 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
         checkpoint = checkpoints_of(values["restore_path"])[0]
         _check_validated(values, checkpoint)
     taken = (*cnn_flags.ARCHITECTURE, *(("amp", "amp_dtype") if validated else ()))
-    known = known_checkpoint(values, checkpoint)
-    values = with_saved_flags(values, known, taken)
+    values = with_saved_flags(values, resumed_checkpoint(values) or checkpoint, taken)
     if values["data"] == "dataset":
         classes = ImageDataset(
             values["dataset"], "test", values["verify_data"], values["allow_links"]
@@ -79,8 +77,8 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
-    network_run.divide(task, values, pipelines, division)
-    return NetworkRun(
+    networks.divide(task, values, pipelines, division)
+    return ImageWork(
         values=values,
         world=pipelines.world,
         pipelines=pipelines,
@@ -126,23 +124,6 @@ def _shown(classes: Sequence[str]) -> str:
     return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
 
 
-def _notices(run: NetworkRun) -> Iterator[str]:
-    """Yields notices about the run, and where it differs from what the flags suggest."""
-    values = run.values
-    yield network_run.device_line(run, values["model"])
-    yield from network_run.common_notices(run)
-    for flag in ("mixup_alpha", "cutmix_lambda"):
-        if values["data"] == "synthetic" and flag in values.given:
-            yield (
-                f"note: --{flag} is not used; --data synthetic is one batch, in which nothing is "
-                "mixed"
-            )
-    if values["init_checkpoint"]:
-        yield f"weights from {values['init_checkpoint']}"
-    elif run.checkpoint is None and values["mode"] == "benchmark_inference":
-        yield "note: no --load_checkpoint_path, so these are the initial weights"
-
-
 class _Float32:
     """A source whose images are copied as float32, four times the bytes."""
 
@@ -155,61 +136,76 @@ class _Float32:
         return images.float(), labels
 
 
-def _loader(run: NetworkRun, split: str, batch_size: int) -> Loader:
-    """Returns the batches of a split; training leaves out a short last one."""
-    values, world, train = run.values, run.pipelines.replicas, split == "train"
-    size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
-    count = values["synthetic_dataset_num_entries"]
-    if values["data"] == "synthetic":
-        made = (count, batch_size)
-        return SyntheticImages(*made, size=size, num_classes=classes, seed=seed, world=world)
-    source: ImageSource
-    if values["data"] == "generated":
-        source = GeneratedImages(count, size, classes, seed)
-    else:
-        source = ImageDataset(
-            values["dataset"], split, values["verify_data"], values["allow_links"]
+class ImageWork(NetworkWork):
+    """An image network with its data."""
+
+    def lines(self) -> Iterator[str]:
+        values = self.values
+        yield self.device_line(values["model"])
+        yield from super().lines()
+        for flag in ("mixup_alpha", "cutmix_lambda"):
+            if values["data"] == "synthetic" and flag in values.given:
+                yield (
+                    f"note: --{flag} is not used; --data synthetic is one batch, in which nothing "
+                    "is mixed"
+                )
+        if values["init_checkpoint"]:
+            yield f"weights from {values['init_checkpoint']}"
+        elif self.checkpoint is None and values["mode"] == "benchmark_inference":
+            yield "note: no --load_checkpoint_path, so these are the initial weights"
+
+    def loaders(self) -> tuple[Loader, Loader]:
+        values = self.values
+        train = self.loader("train", self.division.global_batch)
+        if values["no_validation"] or values["mode"] == "benchmark_training":
+            return train, EmptyLoader()
+        return train, self.loader("test", values["test_batch_size"])
+
+    def train_config(self, steps_per_epoch: int) -> TrainConfig:
+        values, config = self.values, super().train_config(steps_per_epoch)
+        if values["mode"] != "benchmark_training":
+            return config
+        steps = config.max_steps or 120
+        warmup = config.benchmark_warmup_steps
+        if "benchmark_warmup_steps" not in values.given:
+            warmup = min(20, steps // 2)
+        epochs = max(config.epochs, -(-steps // steps_per_epoch))
+        return replace(config, epochs=epochs, max_steps=steps, benchmark_warmup_steps=warmup)
+
+    def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:
+        super().begin(run, trainer, train)
+        first = self.values["start_epoch"] * len(train)
+        trainer.progress.step = trainer.progress.tested_step = first
+
+    def loader(self, split: str, batch_size: int) -> Loader:
+        """Returns the batches of a split; training leaves out a short last one."""
+        values, world, train = self.values, self.pipelines.replicas, split == "train"
+        size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
+        count = values["synthetic_dataset_num_entries"]
+        if values["data"] == "synthetic":
+            made = (count, batch_size)
+            return SyntheticImages(*made, size=size, num_classes=classes, seed=seed, world=world)
+        source: ImageSource
+        if values["data"] == "generated":
+            source = GeneratedImages(count, size, classes, seed)
+        else:
+            source = ImageDataset(
+                values["dataset"], split, values["verify_data"], values["allow_links"]
+            )
+        if values["io"] == "float32":
+            source = _Float32(source)
+        width = 4 if values["io"] == "float32" else 1
+        read = batch_size * 3 * source.size**2 * width // world.size
+        return ImageLoader(
+            source,
+            batch_size,
+            shuffle=train,
+            drop_last=train,
+            num_partners=self.task.augmentation.num_partners if train else 0,
+            seed=seed,
+            world=world,
+            depth=max(1, min(4, _LOADED_BYTES // max(read, 1))),
         )
-    if values["io"] == "float32":
-        source = _Float32(source)
-    width = 4 if values["io"] == "float32" else 1
-    read = batch_size * 3 * source.size**2 * width // world.size
-    return ImageLoader(
-        source,
-        batch_size,
-        shuffle=train,
-        drop_last=train,
-        num_partners=run.task.augmentation.num_partners if train else 0,
-        seed=seed,
-        world=world,
-        depth=max(1, min(4, _LOADED_BYTES // max(read, 1))),
-    )
-
-
-def _train(run: NetworkRun, session: Session) -> dict[str, float]:
-    values = run.values
-    train = _loader(run, "train", run.division.global_batch)
-    tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
-    test = _loader(run, "test", values["test_batch_size"]) if tested else EmptyLoader()
-    config = _train_config(run, len(train))
-
-    trainer = network_run.trainer(run, session, train, config, config.epochs * len(train))
-    if not session.resume(run, trainer):
-        session.load_weights(run, trainer.parameters)
-        trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
-    return network_run.train(run, session, trainer, train, test)
-
-
-def _train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
-    values, config = run.values, network_run.train_config(run, steps_per_epoch)
-    if values["mode"] != "benchmark_training":
-        return config
-    steps = config.max_steps or 120
-    warmup = config.benchmark_warmup_steps
-    if "benchmark_warmup_steps" not in values.given:
-        warmup = min(20, steps // 2)
-    epochs = max(config.epochs, -(-steps // steps_per_epoch))
-    return replace(config, epochs=epochs, max_steps=steps, benchmark_warmup_steps=warmup)
 
 
 def _fingerprint(values: Values) -> dict[str, Any]:
@@ -219,27 +215,25 @@ def _fingerprint(values: Values) -> dict[str, Any]:
     return {"images": train.num_samples, "classes": train.classes, "size": train.size}
 
 
-def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
-    values = run.values
-    test = _loader(run, "test", values["test_batch_size"])
+def _validate(run: Run) -> dict[str, float]:
+    values, work = run.values, run.work
+    assert isinstance(work, ImageWork)
+    test = work.loader("test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
     facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "amp", "amp_dtype")}
     if values["data"] == "dataset":
         facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
     tested_on = name_of(values["dataset"] or values["data"], facts)
-    best = validate_all(run.task, test, values["restore_path"], results, session.log, tested_on)
+    best = validate_all(work.task, test, values["restore_path"], results, run.log, tested_on)
     return best.summary()
 
 
-def _benchmark_inference(run: NetworkRun, session: Session) -> dict[str, float]:
-    session.load_weights(run, Parameters(run.task.model))
-    loader = _loader(run, "test", run.values["batch_size"] * run.world.size)
-    return network_run.time_inference(run, session.log, loader, "images")
+def _benchmark_inference(run: Run) -> dict[str, float]:
+    work = run.work
+    assert isinstance(work, ImageWork)
+    run.load_weights(Parameters(work.task.model))
+    loader = work.loader("test", run.values["batch_size"] * run.world.size)
+    return networks.time_inference(run, loader, "images")
 
 
-_MODES = {
-    "train": _train,
-    "benchmark_training": _train,
-    "validate": _validate,
-    "benchmark_inference": _benchmark_inference,
-}
+_MODES = {"validate": _validate, "benchmark_inference": _benchmark_inference}

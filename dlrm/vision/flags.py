@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting
+from dlrm.tasks import network_flags
 from dlrm.vision.config import AugmentationConfig, ImageLossConfig, NetworkConfig
 from dlrm.vision.recipes import RECIPES
 

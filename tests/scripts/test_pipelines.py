@@ -10,7 +10,7 @@ from test_dist_main import Ranks
 from dlrm.distributed import Pipelines, World
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.session import network_run
-from dlrm.session.network_flags import BatchDivision, pipeline_parts
+from dlrm.tasks.network_flags import BatchDivision, pipeline_parts
 from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")

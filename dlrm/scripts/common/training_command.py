@@ -17,6 +17,6 @@ def run_training(
     values = parsed_or_help(arguments, parse, help_text)
     if values is not None:
         with importing():
-            from dlrm.session.ending import exit_with
+            from dlrm.tasks.ending import exit_with
 
         exit_with(lambda: run(values), values)

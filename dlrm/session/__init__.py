@@ -1,1 +1,0 @@
-"""Sessions of training commands: processes, log, checkpoints and exit codes."""

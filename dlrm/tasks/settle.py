@@ -1,0 +1,233 @@
+"""The settings of a click-through model's run, all settled before the run is opened."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dlrm import ops
+from dlrm.api.defaults import set_aside_default
+from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe, describe_shortly
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Source
+from dlrm.distributed import World, agreed
+from dlrm.flags import Values
+from dlrm.model.config import ARCHITECTURE
+from dlrm.remote.cache import with_uris
+from dlrm.tasks.click import Config, has_recipe
+from dlrm.tasks.config import (
+    AUTO_PRODUCTS,
+    CARRIED,
+    CONSTANT,
+    PRODUCTS,
+    RESUMABLE,
+    REWARM,
+    SCHEDULE,
+    check_continued,
+)
+from dlrm.tasks.run import (
+    CONTINUES,
+    USER_ERRORS,
+    manifest_digest,
+    resumed_checkpoint,
+    saved_flags,
+    with_saved_flags,
+)
+from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.reports.console import Line
+from dlrm.train.schedule import ScheduleConfig
+
+
+def settle(
+    values: Values,
+    world: World,
+    checkpoint: Path | None = None,
+    may_change: Collection[str] = (),
+) -> Config:
+    """Returns the configuration of a run: flags, recipe, and what its checkpoints decide.
+
+    All ranks call it in step. The dataset is opened here, once.
+
+    Args:
+        values: all settings of `CLICK_CONFIGS`; also "mode" and "recipe", if there are some.
+        checkpoint: checkpoint of `--load_checkpoint_path` or `--continue_from`, which is in use
+            during the run.
+        may_change: other settings in `values` that a resumed run may change.
+
+    Raises:
+        ValueError, OSError: settings contradict each other, the data or a checkpoint.
+    """
+    mode, source, notes = values.get("mode", "train"), None, list[Line]()
+    trains = mode == "train"
+    with agreed(world, *USER_ERRORS):
+        check_continued(values)
+        _check_recipe(values)
+        resumed = resumed_checkpoint(values) if trains else None
+    if values.get("recipe") is not None:
+        source = _open(values.config(DataConfig, device=world.device), world)
+        with agreed(world, *USER_ERRORS):
+            values, line = _with_recipe(values, source, resumed)
+            notes.append(line)
+    with agreed(world, *USER_ERRORS):
+        continued = None
+        if trains:
+            values = _with_carried(values, checkpoint, resumed)
+            continued = _continued(values, checkpoint, resumed)
+        else:  # a test weights rows as the training's tests did
+            values = with_saved_flags(values, checkpoint, ["sample_weights"])
+        if continued is not None and resumed is None:
+            rates = values.config(ScheduleConfig)
+            chosen = learning_rate_mode(values["continue_lr"], rates, continued["step"])
+            values = values.replaced({"continue_lr": chosen})
+        asked, known = values, resumed or checkpoint
+        values = with_saved_flags(values, known, ARCHITECTURE)
+        if changed := [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]:
+            notes.append(Line(f"architecture from {known}: {', '.join(changed)}"))
+        config = Config.from_values(values, device=world.device)
+        if world.device == "cpu":
+            products = _products(config, resumed)
+            values = Values({**values, "mlp_products": products}, values.given)
+    length = {"epochs", "max_steps"} if config.schedule.knows_the_run else set()
+    return replace(
+        config,
+        values=values,
+        mode=mode,
+        source=source or _open(config.data, world),
+        checkpoint=checkpoint,
+        resumed=resumed,
+        continued=continued,
+        may_change=frozenset({*RESUMABLE, *may_change} - length),
+        notes=tuple(notes),
+    )
+
+
+def _open(config: DataConfig, world: World) -> Source:
+    """Opens the dataset on every rank, first on rank 0, which may have to write it."""
+    for turn in (world.rank == 0, world.rank > 0):
+        with agreed(world, *USER_ERRORS):
+            if turn:
+                source = Source(config)
+    return source
+
+
+def _check_recipe(values: Values) -> None:
+    """Raises ValueError for settings that have no recipe."""
+    if values.get("recipe") is None:
+        return
+    asked, mode = f"--recipe {values['recipe']}", values.get("mode", "train")
+    if mode != "train":
+        raise ValueError(f"{asked} contradicts --mode {mode}: only a training has one")
+    if not has_recipe(values):
+        raise ValueError(f"{asked} needs --dataset, whose rows the flags are to fit")
+
+
+def _with_recipe(values: Values, source: Source, resumed: Path | None) -> tuple[Values, Line]:
+    """Returns the flags with those that the recipe chooses, and the line that says them.
+
+    Flags that were given stay. The chosen ones count as given. A run that is resumed has those of
+    its checkpoint, and the architecture of weights that are loaded is theirs.
+    """
+    data = values.config(DataConfig, batch_size=BATCH_SIZE)
+    if "set_aside" in values.given:
+        aside = {"set_aside": values["set_aside"]}
+    elif resumed:
+        aside = saved_flags(resumed, ["set_aside"])
+    else:
+        aside = set_aside_default(source.splits(data, verified=False).rows())
+    train = source.splits(replace(data, **aside), verified=False).train
+    facts = DatasetFacts.from_dataset(train)
+    given = {name: values[name] for name in values.given}
+    if values["load_checkpoint_path"] and not resumed:
+        given = saved_flags(find_checkpoint(values["load_checkpoint_path"]), ARCHITECTURE) | given
+    settings = aside | auto(facts, given)
+    if resumed:
+        settings |= saved_flags(resumed, settings.keys() - given.keys())
+    filled = Values(values.filled(settings), values.given | settings.keys())
+    return filled, Line(describe(facts, settings, given), describe_shortly(settings, given))
+
+
+def _with_carried(values: Values, checkpoint: Path | None, resumed: Path | None) -> Values:
+    """Returns settings with those of the run that is continued for the ones that are not given.
+
+    A run that has been interrupted and is resumed has those of its own checkpoint.
+    """
+    if resumed is not None:
+        if CONTINUES not in read_config(resumed):
+            return values
+        return with_saved_flags(values, resumed, {*CARRIED, "continue_lr"} & values.keys())
+    if values["continue_from"] is None or checkpoint is None or is_nvidia(checkpoint):
+        return values  # flags of NVIDIA's program are of another one
+    return with_saved_flags(values, checkpoint, {*CARRIED} & values.keys())
+
+
+def _continued(
+    values: Values, checkpoint: Path | None, resumed: Path | None
+) -> dict[str, Any] | None:
+    """Returns the facts of the checkpoint that a run continues, which it records, or None.
+
+    Raises:
+        ValueError: the run saves where the checkpoint is, or the checkpoint is damaged.
+    """
+    if values["continue_from"] is None:
+        return read_config(resumed).get(CONTINUES) if resumed else None
+    assert checkpoint is not None
+    path = values["save_checkpoint_path"]
+    directory = with_uris(str(checkpoint.parent.absolute()))
+    saved_in = path and with_uris(str(Path(path).absolute()))
+    same = saved_in and Path(saved_in).exists() and Path(saved_in).samefile(checkpoint.parent)
+    if saved_in and (saved_in == directory or same):
+        raise ValueError(
+            f"--continue_from {with_uris(str(checkpoint))}: is in --save_checkpoint_path "
+            f"{saved_in}; a continued run needs a directory of its own (--resume alone continues "
+            "an interrupted run)"
+        )
+    digest = manifest_digest(checkpoint)
+    return {
+        "run": directory,
+        "checkpoint": checkpoint.name,
+        "manifest": digest,
+        "step": int(read_progress(checkpoint).get("step", 0)) if digest else 0,
+    }
+
+
+def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -> str:
+    """Returns the mode of the learning rate after a step, one of `CONTINUE_LR`.
+
+    Args:
+        asked: the mode that the user asked for, or None.
+        step: last step of the run that is continued.
+
+    Raises:
+        ValueError: the schedule has no rates after the step.
+    """
+    if asked in (CONSTANT, REWARM):
+        return str(asked)
+    reason = None
+    if schedule.knows_the_run:
+        reason = f"--schedule {schedule.schedule} depends on the length of the run, which is over"
+    elif not any(rate_after > 0 for rate_after in map(schedule.rates(1, 1), (step + 1, step + 2))):
+        reason = f"its rate is 0 after step {step:,}"
+    if reason is None:
+        return SCHEDULE
+    if asked == SCHEDULE:
+        raise ValueError(
+            f"--continue_lr {SCHEDULE}: {reason}; --continue_lr {CONSTANT} keeps --lr, and "
+            f"{REWARM} begins the schedule again"
+        )
+    return REWARM
+
+
+def _products(config: Config, resumed: Path | None) -> str:
+    """Returns whose matrix products the MLPs use on a CPU, those of a resumed run first."""
+    asked = config.step.mlp_products
+    if asked == AUTO_PRODUCTS and resumed:
+        asked = read_config(resumed)["flags"].get("mlp_products")
+        if asked not in PRODUCTS:
+            raise ValueError(
+                f"{resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}"
+            )
+    if asked == AUTO_PRODUCTS:
+        return ops.choose_products(config.precision.dtype("cpu"))
+    return asked

@@ -1,0 +1,142 @@
+"""The start of a command: its processes join, and agree on flags, datasets and checkpoints."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dlrm.distributed import (
+    World,
+    agreed,
+    check_same,
+    choose_device,
+    from_first,
+    join_world,
+    launch,
+)
+from dlrm.flags import Values
+from dlrm.remote.cache import values_with_uris
+from dlrm.remote.mirror import Mirror
+from dlrm.tasks.ending import end_with_launcher
+from dlrm.tasks.local_paths import enter_local_paths
+from dlrm.tasks.run import USER_ERRORS, manifest_digest
+from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.version import __version__
+
+
+class Start(NamedTuple):
+    """A command whose processes have joined.
+
+    Attributes:
+        values: the flags, with local paths in place of URIs.
+        world: the processes.
+        mirror: uploads the checkpoints of a training that saves to a URI; None on other ranks.
+    """
+
+    values: Values
+    world: World
+    mirror: Mirror | None
+
+
+@contextmanager
+def started(
+    values: Values,
+    uris: Mapping[str, str],
+    trains: bool,
+    ranks_may_differ: frozenset[str] = frozenset(),
+    check: Callable[[Values, World], object] = lambda values, world: None,
+) -> Iterator[Start]:
+    """Joins the processes of a command, which have the same flags, data and checkpoints.
+
+    Args:
+        uris: flags that may be URIs, with their roles; see `dlrm.tasks.local_paths`.
+        trains: whether the command trains.
+        ranks_may_differ: flags that may differ between ranks.
+        check: raises errors about the flags of a rank.
+
+    Raises:
+        ValueError, OSError: the user's error, on all ranks.
+    """
+    set_deterministic(values["deterministic"])
+    world = join(values["base_device"], values["backend"], "backend" in values.given)
+    with ExitStack() as stack:
+        with agreed(world, *USER_ERRORS):
+            values, mirror = enter_local_paths(stack, values, uris, trains, world)
+        values = _with_log_path(values)
+        _check_copies({name: values.get(name) for name in ("dataset", "test_dataset")}, world)
+        with agreed(world, *USER_ERRORS):
+            check(values, world)
+        named = values_with_uris(values)  # as hosts may have caches at other places
+        shared = {f"--{name}": v for name, v in named.items() if name not in ranks_may_differ}
+        check_same({"version of dlrm": __version__, **shared}, world)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
+        yield Start(values, world, mirror)
+
+
+def _with_log_path(values: Values) -> Values:
+    """Puts the log beside the checkpoints, if some are saved and --log_path is not given."""
+    folder = values["save_checkpoint_path"]
+    if not folder:
+        return values
+    return values.filled({"log_path": str(Path(folder, Path(values["log_path"]).name))})
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Makes all operators reproducible bit for bit, or as fast as possible.
+
+    Call it before CUDA starts, since cuBLAS reads its variable then. cuDNN follows torch's setting.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Do not fill memory that is overwritten anyway.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(wanted)
+
+
+def join(asked: str | None, backend: str, backend_given: bool) -> World:
+    """Joins the world of the launcher's variables.
+
+    Args:
+        asked: device, or None for CUDA if available.
+        backend_given: whether the user chose that backend.
+    """
+    if launch().size > 1:
+        end_with_launcher()
+    chosen = choose_device(asked)
+    if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
+        raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
+    return join_world(chosen, backend)
+
+
+@contextmanager
+def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
+    """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
+
+    The path may be another on each host, as long as all have copies of the same directory.
+
+    Args:
+        newest: see `find_checkpoint`.
+    """
+    with ExitStack() as held:
+        inside = None
+        with agreed(world, ValueError, OSError):
+            if path and world.rank == 0:
+                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
+        inside = from_first(inside, world)
+        found = Path(path, inside) if path and inside else None
+        _check_copies({"checkpoint": found}, world)
+        yield found
+
+
+def _check_copies(paths: Mapping[str, str | os.PathLike | None], world: World) -> None:
+    """Checks that all ranks have the same datasets or checkpoints, by their manifests."""
+    digests = {
+        f"SHA-256 of the {name}'s manifest.json": (path and manifest_digest(path)) or "none"
+        for name, path in paths.items()
+    }
+    check_same(digests, world)
