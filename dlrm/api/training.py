@@ -8,8 +8,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,9 @@ import torch
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.progress import ProgressBar, is_watched
-from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.api.tables import ColumnRoles, opened
 from dlrm.api.temporary import temporary_directory
-from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
-from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.schema.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local, link_or_copy
@@ -33,29 +28,22 @@ from dlrm.remote.cache import Cache
 from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
 from dlrm.remote.mirror import Mirror, NotUploadedError, mirrored
 from dlrm.remote.uri import Uri
-from dlrm.serving.loading import load, load_model
-from dlrm.serving.network.recalibration import recalibrations
+from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
 from dlrm.settings import defaults_of, settings_of
-from dlrm.tasks.bad_rows import bad_ids_named, check_scores
-from dlrm.tasks.click_run import ClickRun
+from dlrm.tasks.click import ClickWork, Config
+from dlrm.tasks.click_splits import roles_of
 from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
+from dlrm.tasks.run import Run
+from dlrm.tasks.settle import settle
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.directory import (
-    CheckpointDirectory,
-    all_checkpoints,
-    checkpoint_in_use,
-    find_checkpoint,
-    last_checkpoint,
-)
+from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint
 from dlrm.train.checkpoints.results import write_results
-from dlrm.train.config import PrecisionConfig, TrainConfig
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
-from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import check_schedule, idle_steps_note
-from dlrm.train.trainer import Trainer
 
 _OF_THE_COMMAND = {
     *("dataset", "dataset_type", "num_numerical_features"),
@@ -177,9 +165,7 @@ def fit(
         if isinstance(data, Dataset | str | os.PathLike):
             options = {name: value for name, value in options.items() if name not in chosen}
         dataset, draft = opened(data, schema, roles, splits, options, verbose)
-        values, said = _with_defaults(dataset, recipe, chosen)
-        if said and verbose:
-            print(said)
+        values = _settings(dataset, recipe, chosen)
         model = train_and_load(
             Training(dataset, values, device, watch), save_checkpoint_path, verbose
         )
@@ -202,29 +188,15 @@ def warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
         )
 
 
-def _with_defaults(
-    dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
-) -> tuple[dict[str, Any], str | None]:
-    """Returns all settings of a training, and lines about a recipe's choices, if any."""
-    aside = set_aside_default(dataset.rows)
-    share = {**aside, **chosen}.get("set_aside", 0.0)
-    if recipe is None:
-        rows = round((1 - share) * dataset.rows["train"])
-        return training_defaults(rows, {**aside, **chosen}), None
-    if recipe not in RECIPES:
-        raise ValueError(f"--recipe {recipe}: expected one of {', '.join(RECIPES)}")
-    subset = chosen.get("dataset_subset")
-    data = DataConfig(
-        str(dataset.path),
-        batch_size=BATCH_SIZE,
-        dataset_subset=subset,
-        set_aside=share,
-        verify_data="never",
-    )
-    with own_settings():
-        facts = DatasetFacts.from_dataset(open_datasets(data).train)
-    values = aside | auto(facts, chosen)
-    return values, describe(facts, values, chosen)
+def _settings(dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a training: the caller's, and defaults unless a recipe chooses."""
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise ValueError(f"--recipe {recipe}: expected one of {', '.join(RECIPES)}")
+        return {**chosen, "recipe": recipe}
+    given = {**set_aside_default(dataset.rows), **chosen}
+    rows = round((1 - given.get("set_aside", 0.0)) * dataset.rows["train"])
+    return training_defaults(rows, given)
 
 
 def check_setting_types(settings: Mapping[str, Any]) -> None:
@@ -261,11 +233,7 @@ def judge_settings(
     check_setting_types(settings)
     check_schedule(settings.get("schedule", "nvidia"), settings)
     rows, device = Dataset(dataset), choose_device(base_device)
-    values, _ = _with_defaults(rows, recipe, {"set_aside": 0.0} | settings)
-    batches = -(-rows.rows["train"] // values.get("batch_size", DataConfig.batch_size))
-    length = {name: values[name] for name in ("epochs", "max_steps") if name in values}
-    steps = TrainConfig(**length).num_steps(batches)
-    values["test_freq"] = -(-steps // tests)
+    chosen = _settings(rows, recipe, {"set_aside": 0.0} | settings)
     last: dict[str, float] = {}
 
     def watched(step: int, metrics: dict[str, float]) -> Any:
@@ -273,8 +241,12 @@ def judge_settings(
         return on_test is not None and on_test(step * tests // steps, metrics)
 
     watch = Watch(Callbacks(on_test=watched))
-    with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
-        _trained(Training(rows, values, device, watch), None, log)
+    training = Training(rows, chosen, device, watch)
+    with RunLog(quiet=True) as log, own_settings(training.tf32):
+        config = settle(training.settings(None), World(device=device))
+        steps = config.train.num_steps(-(-rows.rows["train"] // config.data.batch_size))
+        length = replace(config.train, test_freq=-(-steps // tests))
+        _train(training, replace(config, train=length), log)
     return last
 
 
@@ -310,6 +282,22 @@ class Training:
     watch: Watch = Watch()
     continued: Path | None = None
 
+    @property
+    def tf32(self) -> bool:
+        """Whether float32 products may be in TensorFloat-32."""
+        return self.values.get("tf32", PrecisionConfig.tf32)
+
+    def settings(self, save_checkpoint_path: Path | None) -> Values:
+        """Returns all settings of `settle`."""
+        own = {
+            "dataset": str(self.dataset.path),
+            "save_checkpoint_path": save_checkpoint_path and str(save_checkpoint_path),
+            "continue_from": self.continued and str(self.continued),
+            "recipe": self.values.get("recipe"),
+        }
+        given = frozenset(self.values) - {"recipe"}
+        return Values({**defaults_of(*_CONFIGS), **self.values, **own}, given)
+
 
 def train_and_load(
     training: Training, save_checkpoint_path: str | os.PathLike | None, verbose: bool
@@ -318,17 +306,19 @@ def train_and_load(
     is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
     temporary = None if is_local else temporary_directory()
     path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
-    settings = own_settings(training.values.get("tf32", PrecisionConfig.tf32))
-    lines = RunLog(quiet=not verbose, log_format="short")
+    lines, world = RunLog(quiet=not verbose, log_format="short"), World(device=training.device)
     with ExitStack() as stack:
         if temporary and save_checkpoint_path is not None:
             mirror = stack.enter_context(_mirror(Uri.parse(save_checkpoint_path)))
             path = mirror.path
-        with _checkpoints(path, training.dataset) as checkpoints, lines as log, settings:
-            if mirror is not None:
-                checkpoints.saved = mirror.saved
-            results, roles = _trained(training, checkpoints, log)
-            write_results(find_checkpoint(path), {**results, **roles.facts()})
+        with lines as log, own_settings(training.tf32), Copies() as copies:
+            values = training.settings(path)
+            if values["distill"] is not None:
+                teacher = str(copies.path_of(values["distill"], "distill"))
+                values = values.replaced({"distill": teacher})
+            config = settle(values, world, training.continued)
+            results, roles = _train(training, config, log, mirror)
+            write_results(find_checkpoint(path), {**results, **roles})
             log.summary(results)
         if temporary and mirror is not None:
             mirror.saved(all_checkpoints(path))  # whose best one has the summary now
@@ -341,47 +331,23 @@ def train_and_load(
     return model
 
 
-def _trained(
-    training: Training, checkpoints: CheckpointDirectory | None, log: RunLog
-) -> tuple[dict[str, float], Roles]:
+def _train(
+    training: Training, config: Config, log: RunLog, mirror: Mirror | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Trains and returns the summary, and the roles of the rows in it."""
-    dataset, values, device = training.dataset, training.values, training.device
-    watch, continued = training.watch, training.continued
-    saved_in = str(checkpoints.path) if checkpoints else None
-    own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}
-    if continued is not None:
-        own["continue_from"] = str(continued)
-    settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
-    run = ClickRun.open(settings, World(device=device), continued)
-    if (teacher := values.get("distill")) is not None:
-        with Copies() as copies, checkpoint_in_use(copies.path_of(teacher, "distill")) as found:
-            run.distill(found, load_model)
-    seed, schedule = run.config.data.seed, run.config.schedule
-    run.task.model.random = torch.Generator(device).manual_seed(seed)
-    datasets = run.own_part()
-    _check_classes(datasets.train)
-    steps = run.config.train.num_steps(len(datasets.train))
-    if continued is None and (idle := idle_steps_note(schedule, steps)):
-        warn(idle)
-    run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
-    for note in run.notes:
-        log.line(note)
-    with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
-        trainer = Trainer(
-            log=log,
-            checkpoints=checkpoints,
-            after_step=bar.move_to,
-            callbacks=bar.watching(watch.callbacks),
-            **run.trainer_arguments(datasets.train),
-        )
-        if continued is not None:
-            log.line(run.begin_where_another_ended(trainer))
-            if checkpoints is not None:
-                checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
-        results = trainer.fit(*run.batches(datasets))
-    roles = trainer.roles
-    check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
-    return results, roles
+    watch, device = training.watch, training.device
+    with Run.open(config, World(device=device), mirror, log) as run:
+        work = run.work
+        assert isinstance(work, ClickWork)
+        work.task.model.random = torch.Generator(device).manual_seed(config.data.seed)
+        _check_classes(work.own.train)
+        steps = config.train.num_steps(len(work.own.train))
+        if training.continued is None and (idle := idle_steps_note(config.schedule, steps)):
+            warn(idle)
+        work.values, work.task.own_metrics = _recorded(work, training), watch.metrics
+        with watch.bar(steps, log) as bar:
+            results = run.train(bar.watching(watch.callbacks), bar.move_to)
+    return results, roles_of(work.whole).facts()
 
 
 def _check_classes(train: ClickDataset) -> None:
@@ -398,19 +364,20 @@ def _check_classes(train: ClickDataset) -> None:
         )
 
 
-def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
+def _recorded(work: ClickWork, training: Training) -> Values:
     """Returns the settings that checkpoints record: those of `fit`, and what they were used with.
 
     A temporary dataset is gone when the checkpoint is read, so it is not named.
     """
+    values = work.values
     own = {
-        "dataset": None if dataset.is_temporary else run.values["dataset"],
-        "dataset_type": run.values["dataset_type"],
-        "num_numerical_features": run.whole.train.num_numerical,
-        "base_device": device,
+        "dataset": None if training.dataset.is_temporary else values["dataset"],
+        "dataset_type": values["dataset_type"],
+        "num_numerical_features": work.whole.train.num_numerical,
+        "base_device": training.device,
     }
-    own |= {name: run.values[name] for name in OF_CONTINUING}
-    return Values({**{name: run.values[name] for name in SETTINGS}, **own}, run.values.given)
+    names = (*SETTINGS, *OF_CONTINUING)
+    return Values({**{name: values[name] for name in names}, **own}, values.given)
 
 
 @contextmanager
@@ -427,17 +394,3 @@ def _mirror(uri: Uri) -> Iterator[Mirror]:
             stack.close()
         except NotUploadedError as error:
             raise OSError(str(error)) from error
-
-
-@contextmanager
-def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
-    """Yields a new directory of checkpoints, locked for this run within the block."""
-    if last := last_checkpoint(path):
-        raise FileExistsError(f"{last}: from an earlier run; name another save_checkpoint_path")
-    transform = dataset.path / layout.TRANSFORM
-    checkpoints = CheckpointDirectory(path, attached=transform if transform.is_dir() else None)
-    checkpoints.claim()
-    try:
-        yield checkpoints
-    finally:
-        checkpoints.release()

@@ -88,8 +88,8 @@ class TextWork(NetworkWork):
             )
         if values["length_window"] and self.train and values["data"] == "dataset":
             yield (
-                f"note: --length_window {values['length_window']}: rows are sorted by length within "
-                "windows of this number of batches, which reduces padding"
+                f"note: --length_window {values['length_window']}: rows are sorted by length "
+                "within windows of this number of batches, which reduces padding"
             )
         if values["init_checkpoint"]:
             lacking = f", but for {', '.join(self.initial)}" if self.initial else ""
@@ -115,7 +115,7 @@ class TextWork(NetworkWork):
         return self.loader(self.test, self.values["test_batch_size"], train=False)
 
     def loader(self, source: TextSource, batch_size: int, train: bool) -> Any:
-        """Returns the batches; training leaves out a short last one, and graphs have fixed shapes."""
+        """Returns batches; training leaves out a short last one, and graphs have fixed shapes."""
         values, is_graph = self.values, self.values["execution"] == "graph"
         window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
         of_one_shape = is_graph or (train and self.pipelines.parts.size > 1)

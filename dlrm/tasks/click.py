@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.tasks.advice import advice
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
-from dlrm.tasks.config import CONSTANT, REWARM, StepConfig, check_distilled
+from dlrm.tasks.config import CONSTANT, REWARM, USER_ERRORS, StepConfig, check_distilled
 from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
-from dlrm.tasks.run import USER_ERRORS, VARIES, Run, Work, manifest_digest
+from dlrm.tasks.run import VARIES, Run, Work, manifest_digest
 from dlrm.tasks.start import held_checkpoint
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
@@ -86,7 +86,7 @@ class Config:
     optimizers: OptimizerConfig
     precision: PrecisionConfig
     step: StepConfig = StepConfig()
-    values: Values = Values({}, frozenset())
+    values: Values = field(default_factory=lambda: Values({}, frozenset()))
     mode: str = "train"
     source: Source | None = None
     checkpoint: Path | None = None

@@ -27,8 +27,8 @@ from dlrm.documents import one_line
 from dlrm.flags import Values
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.uri import is_uri
+from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.local_paths import local_checkpoints
-from dlrm.tasks.run import USER_ERRORS
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.log import StoppedError
 from dlrm.train.trainer import Trainer

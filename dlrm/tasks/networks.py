@@ -14,9 +14,10 @@ from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import Values
 from dlrm.metrics.latency import Latency
 from dlrm.tasks.all_checkpoints import average_checkpoints
+from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.network_flags import BatchDivision, pipeline_parts
 from dlrm.tasks.network_task import NetworkTask
-from dlrm.tasks.run import USER_ERRORS, VARIES, Run, Work
+from dlrm.tasks.run import VARIES, Run, Work
 from dlrm.tasks.start import started
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA

@@ -38,7 +38,7 @@ class StepProfiler:
         )
         self._profile.start()
 
-    def after_step(self) -> None:
+    def after_step(self, step: int) -> None:
         """Counts a finished step of the training."""
         self._done += 1
         self._profile.step()

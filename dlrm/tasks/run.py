@@ -7,7 +7,7 @@ place for click-through models, image networks and BERT, and `Run.train` trains.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
 from dlrm.serving.network.recalibration import recalibrations
+from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import stopped_by_sigterm
 from dlrm.tasks.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import (
@@ -38,7 +39,6 @@ from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
 from dlrm.version import __version__
 
-USER_ERRORS = (ValueError, OSError, FloatingPointError)
 CONTINUES = "continues"  # in a configuration: facts of the checkpoint that the run continues
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 _DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
@@ -262,11 +262,16 @@ class Run:
         )
         self._stack.callback(self._profiler.close)
 
-    def train(self, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
+    def train(
+        self,
+        callbacks: Callbacks = Callbacks(),
+        after_step: Callable[[int], object] = lambda step: None,
+    ) -> dict[str, Any]:
         """Trains until the end or until SIGTERM, and returns the summary.
 
         Args:
             callbacks: functions that watch the training and may end it.
+            after_step: called after each step, with its number.
         """
         with self.work.rows_named():
             loaders = self.work.loaders()
@@ -276,7 +281,7 @@ class Run:
                 log=self.log,
                 checkpoints=self.checkpoints,
                 run=self.work.recorded(),
-                after_step=self._after_step,
+                after_step=self._profiler.after_step if self._profiler else after_step,
                 callbacks=callbacks,
                 **self.work.trainer_arguments(loaders[0]),
             )
@@ -296,10 +301,6 @@ class Run:
             load_checkpoint(path, parameters, world=self.world)
             self.log.line(f"weights from {path}", short=f"weights: {path}")
         return path is not None
-
-    def _after_step(self, step: int) -> None:
-        if self._profiler:
-            self._profiler.after_step()
 
     def _resume(self, trainer: Trainer) -> bool:
         """Resumes from the last checkpoint, if `--resume` is given and there is one."""

@@ -23,11 +23,11 @@ from dlrm.tasks.config import (
     RESUMABLE,
     REWARM,
     SCHEDULE,
+    USER_ERRORS,
     check_continued,
 )
 from dlrm.tasks.run import (
     CONTINUES,
-    USER_ERRORS,
     manifest_digest,
     resumed_checkpoint,
     saved_flags,

@@ -20,9 +20,10 @@ from dlrm.distributed import (
 from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
+from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import end_with_launcher
 from dlrm.tasks.local_paths import enter_local_paths
-from dlrm.tasks.run import USER_ERRORS, manifest_digest
+from dlrm.tasks.run import manifest_digest
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.version import __version__
 

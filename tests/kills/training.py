@@ -22,7 +22,6 @@ from dlrm.data.clicks.batch import Batch, ClickDataset, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.checkpoint.description import describe_run
-from dlrm.session import session
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
@@ -93,7 +92,7 @@ def begin(run, config, keep, in_background=False, world=World(), after_step=lamb
     shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
     notes = Path(run).with_name("notes")
     checkpoints = CheckpointDirectory(run, keep, notes, world, in_background)
-    session.new_or_resumed(checkpoints, resume=True)
+    checkpoints.claim()
     log = RunLog(quiet=True)
     task.trainer = Trainer(
         task,
@@ -106,7 +105,8 @@ def begin(run, config, keep, in_background=False, world=World(), after_step=lamb
         run={"flags": ARCHITECTURE, "dataset": {"table sizes": list(TABLE_SIZES)}},
         after_step=after_step,
     )
-    session.resume(task.trainer, log, lambda run: {})
+    if last := checkpoints.last():
+        task.trainer.resume(last)
     batches = [ClickLoader(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
     return task.trainer, batches
 

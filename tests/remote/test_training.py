@@ -9,6 +9,7 @@ import time
 import forked
 import pytest
 import trained_model
+from dlrm.session.ending import STOPPED
 
 from dlrm.remote import store as stores
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
@@ -16,7 +17,6 @@ from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.store import open_store
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.session.ending import STOPPED
 
 LAST = "step-000000064"
 _OF_THE_RUN = ("manifest.json", "MODEL.md", "config.json", "progress.json")  # with times and paths

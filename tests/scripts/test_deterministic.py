@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.ops.library import cuda_switches
-from dlrm.session import session
+from dlrm.tasks import start
 from dlrm.tasks.config import RESUMABLE
 from dlrm.vision import command as cnn, flags as cnn_flags
 
@@ -65,8 +65,8 @@ def test_torch_and_cublas_are_told_before_cuda_starts(train, monkeypatch):
         found.append((os.environ.get(VARIABLE), is_seen_by_the_kernels()))
         return joined(*arguments)
 
-    joined = session.join
-    monkeypatch.setattr(session, "join", join)
+    joined = start.join
+    monkeypatch.setattr(start, "join", join)
     assert train("--deterministic")["training_loss"] > 0
     assert found == [(":4096:8", True)]
     assert is_seen_by_the_kernels()

@@ -477,9 +477,9 @@ def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected)
     script.write_text(
         "import os, sys\n"
         "from dlrm.scripts import main\n"
-        "from dlrm.session import session\n"
+        "from dlrm.tasks import start\n"
         f"if {'version' in expected}:\n"
-        "    session.__version__ = ['0.2.0', '0.1.9'][int(os.environ['RANK'])]\n"
+        "    start.__version__ = ['0.2.0', '0.1.9'][int(os.environ['RANK'])]\n"
         f"sys.argv.append({texts!r}[int(os.environ['RANK'])])\n"
         "main.start()\n"
     )

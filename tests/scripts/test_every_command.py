@@ -18,7 +18,7 @@ import pytest
 import dlrm.command_line
 from dlrm.files import NOT_PATHS
 from dlrm.flags import ConfigFlags, Subcommands, UsageError
-from dlrm.session import session
+from dlrm.tasks import start
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
@@ -209,7 +209,7 @@ def get(number, command):
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    session.join = signal_self
+    start.join = signal_self
     dlrm.command_line.end_while_imported = lambda name: None  # see test_command_line
     if command not in TRAININGS:
         ConfigFlags.parse = Subcommands.parse = signal_self

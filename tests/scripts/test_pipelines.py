@@ -9,7 +9,7 @@ from test_dist_main import Ranks
 
 from dlrm.distributed import Pipelines, World
 from dlrm.language import command as bert, flags as bert_flags
-from dlrm.session import network_run
+from dlrm.tasks import networks
 from dlrm.tasks.network_flags import BatchDivision, pipeline_parts
 from dlrm.vision import command as cnn, flags as cnn_flags
 
@@ -92,4 +92,4 @@ def test_1f1b_with_fewer_micro_batches_than_parts_is_refused():
     values = cnn_flags.parse(["--pipeline_splits=b1/2/relu", "--pipeline_schedule=1f1b"])
     divided = Pipelines(World(0, 2), World(), World(0, 2))
     with pytest.raises(ValueError, match="1f1b: expected 2 micro-batches or more .* got 1"):
-        network_run.divide(None, values, divided, BatchDivision(4, 1))
+        networks.divide(None, values, divided, BatchDivision(4, 1))

@@ -7,7 +7,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import PRODUCTS
 from dlrm.tasks import advice
-from dlrm.tasks.config import ClickConfig
+from dlrm.tasks.click import Config
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -24,8 +24,12 @@ def advice_for_products(batch_size, can_be_recorded=False):
         batch_size=batch_size,
         device="cpu",
     )
-    chosen = ClickConfig(
-        data, TrainConfig(), ScheduleConfig(), OptimizerConfig(), PrecisionConfig()
+    chosen = Config(
+        data=data,
+        train=TrainConfig(),
+        schedule=ScheduleConfig(),
+        optimizers=OptimizerConfig(),
+        precision=PrecisionConfig(),
     )
     config = DLRMConfig(SIZES, embedding_dim=8, bottom_mlp_sizes=(16, 8), top_mlp_sizes=(32, 1))
     task = Recommendation(config)

@@ -4,7 +4,7 @@ import pytest
 
 from dlrm.distributed import World
 from dlrm.scripts.common.dlrm_flags import parse
-from dlrm.tasks.click_run import ClickRun
+from dlrm.tasks.settle import settle
 
 FLAGS = [
     *("--dataset_type=synthetic_random", "--synthetic_dataset_table_sizes=40,7"),
@@ -14,7 +14,8 @@ FLAGS = [
 
 
 def opened(*flags, device="meta"):
-    return ClickRun.open(parse([*FLAGS, *flags]), World(device=device))
+    world = World(device=device)
+    return settle(parse([*FLAGS, *flags]), world).assemble(world)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def opened(*flags, device="meta"):
 )
 def test_a_run_that_cannot_be_recorded_says_why(flag, reason, monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))
-    monkeypatch.setattr("dlrm.tasks.click_run.cuda_kernels_available", lambda: False)
+    monkeypatch.setattr("dlrm.tasks.click.cuda_kernels_available", lambda: False)
     run = opened("--cuda_graphs", flag)
     assert run.task.recorder is None
     assert [note for note in run.notes if f"--cuda_graphs is not used; {reason}." in note]

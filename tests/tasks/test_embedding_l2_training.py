@@ -9,7 +9,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.config import ClickConfig
+from dlrm.tasks.click import Config
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
@@ -107,10 +107,10 @@ def test_training_is_that_of_dense_optimizers(kind, changes, hotness, scale, par
 
 def test_l2_that_turns_signs_at_the_highest_rate_is_refused():
     with pytest.raises(ValueError, match="--embedding_l2 0.1: with sgd at --lr 28.0 weights chan"):
-        ClickConfig(
-            DataConfig(dataset="."),
-            TrainConfig(),
-            ScheduleConfig(),
-            OptimizerConfig(embedding_l2=0.1),
-            PrecisionConfig(),
+        Config(
+            data=DataConfig(dataset="."),
+            train=TrainConfig(),
+            schedule=ScheduleConfig(),
+            optimizers=OptimizerConfig(embedding_l2=0.1),
+            precision=PrecisionConfig(),
         )

@@ -17,9 +17,9 @@ from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.scripts.common.dlrm_flags import parse
-from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
+from dlrm.tasks.settle import settle
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.config import TrainConfig
@@ -202,11 +202,11 @@ def arguments_of(world, folder):
     flags += ["--synthetic_dataset_num_entries=64", "--batch_size=8", "--embedding_dim=8"]
     flags += ["--bottom_mlp_sizes=8", "--top_mlp_sizes=8,1", "--embedding_optimizer=adagrad"]
     flags += ["--base_device=cpu", f"--table_files={folder}"]
-    run = ClickRun.open(parse(flags), world)
+    work = settle(parse(flags), world).assemble(world)
     with pytest.MonkeyPatch.context() as patch:
         if world.rank:
             patch.setattr(os, "posix_fallocate", full)
-        run.trainer_arguments(run.own_part().train)
+        work.trainer_arguments(work.loaders().train)
 
 
 def test_all_ranks_end_where_one_has_no_room_for_the_state(ranks, tmp_path):
@@ -221,5 +221,5 @@ def test_tables_beyond_the_disk_are_refused_before_any_is_made(tmp_path):
     flags += ["--synthetic_dataset_num_entries=64", "--batch_size=8", "--embedding_dim=1024"]
     flags += ["--bottom_mlp_sizes=1024", "--top_mlp_sizes=8,1", "--base_device=cpu"]
     with pytest.raises(ValueError, match="--table_files .*: needs .* GB on the disk, .* free$"):
-        ClickRun.open(parse([*flags, f"--table_files={tmp_path / 'files'}"]), World())
+        settle(parse([*flags, f"--table_files={tmp_path / 'files'}"]), World()).assemble(World())
     assert not (tmp_path / "files").exists()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
 from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
-from dlrm.session import network_run
+from dlrm.tasks import run as runs
 
 pytestmark = pytest.mark.long
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")
@@ -138,7 +138,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
     common = ("--recipe=gaudi", "--no_validation")
     pretrain(*common, "--total_steps=3", "--save_checkpoint_path=p1")
     begun = {}
-    trainers = network_run.Trainer
+    trainers = runs.Trainer
 
     class Watched(trainers):
         def fit(self, *loaders):
@@ -153,7 +153,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
             begun["step"] = self.progress.step
             return super().fit(*loaders)
 
-    monkeypatch.setattr(network_run, "Trainer", Watched)
+    monkeypatch.setattr(runs, "Trainer", Watched)
     longer = ("--phase=2", "--max_seq_length=32", "--total_steps=3", "--load_checkpoint_path=p1")
     pretrain(*common, *longer, "--save_checkpoint_path=p2")
     assert begun["step"] == 0

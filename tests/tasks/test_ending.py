@@ -11,7 +11,7 @@ import torch.distributed as dist
 from forked import is_running
 
 from dlrm.flags import Values
-from dlrm.session import ending
+from dlrm.tasks import ending
 from dlrm.train.log import StoppedError
 
 
