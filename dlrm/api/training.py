@@ -32,11 +32,11 @@ from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
 from dlrm.settings import defaults_of, settings_of
-from dlrm.tasks.click import ClickWork, Config
+from dlrm.tasks.click import ClickWork
 from dlrm.tasks.click_splits import roles_of
 from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
 from dlrm.tasks.run import Run
-from dlrm.tasks.settle import settle
+from dlrm.tasks.settle import Config, settle
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint
 from dlrm.train.checkpoints.results import write_results

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm.command_line import importing
-from dlrm.flags import Values
+from dlrm.command_line import later
 from dlrm.scripts.common import dlrm_flags
 from dlrm.scripts.common.training_command import run_training
 
@@ -29,16 +28,8 @@ def main(
     """
     flags = dlrm_flags.make_flags(defaults)
     parse = functools.partial(dlrm_flags.parse, flags=flags)
+    run = later("dlrm.scripts.common.click_command")
     run_training(arguments, parse, lambda: f"{doc}\n{flags.help()}", run)
-
-
-def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary; see `click_command.run`."""
-    with importing():
-        from dlrm.scripts.common import click_command, local_data
-
-    with local_data.with_local_data(values) as own:
-        return click_command.run(own)
 
 
 def start() -> None:

@@ -11,7 +11,7 @@ from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, UPDATE
 from dlrm.tasks.recommendation import Recommendation
 
 if TYPE_CHECKING:
-    from dlrm.tasks.click import Config
+    from dlrm.tasks.settle import Config
 
 _SHORT_STEP = 1e9  # operations: some milliseconds of one core
 

@@ -1,131 +1,50 @@
 """A DLRM's run: its data and model, on which all ranks agree, and its training."""
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dlrm import ops
 from dlrm.data import layout
-from dlrm.data.clicks.batch import ClickDataset, Shard
-from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
-from dlrm.data.clicks.datasets import Datasets, Source, fitted_directory
+from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.config import DATASET_TYPES
+from dlrm.data.clicks.datasets import Datasets
 from dlrm.data.clicks.distilled import Distilled
-from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
-from dlrm.distributed import World, agreed, check_same
-from dlrm.distributed.placement import Placement
-from dlrm.documents import printable
+from dlrm.distributed import agreed
 from dlrm.flags import Values
-from dlrm.limits import check_disk
 from dlrm.metrics.table import metrics_note
-from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
-from dlrm.serving.loading import load_model
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.tasks.advice import advice
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
-from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
-from dlrm.tasks.config import CONSTANT, REWARM, USER_ERRORS, StepConfig, check_distilled
-from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
-from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
-from dlrm.tasks.run import VARIES, Run, Work, manifest_digest
-from dlrm.tasks.start import held_checkpoint
+from dlrm.tasks.click_splits import SplitBatches, roles_of
+from dlrm.tasks.config import CONSTANT, REWARM
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
+from dlrm.tasks.run import VARIES, Run, Work
 from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.ema import EMA
 from dlrm.train.log import Loader
-from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import loss_scaler
 from dlrm.train.reports.console import Line
 from dlrm.train.schedule import (
     ScheduleConfig,
-    check_schedule,
     idle_steps_note,
     short_run_advice,
 )
 from dlrm.train.trainer import Trainer
 
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The configuration of a click-through model's run; `dlrm.tasks.settle.settle` makes it.
-
-    Attributes:
-        data: the rows to read, and how to read them.
-        train: length and reports of the training.
-        schedule: schedule of the learning rate.
-        optimizers: optimizers of the tables and of the rest.
-        precision: precision of the network.
-        step: computation of the steps and tests.
-        values: all settings by name, as they are recorded, those of the architecture too.
-        mode: "train", "test" or "inference_benchmark".
-        source: the dataset, which is open.
-        checkpoint: checkpoint whose weights are loaded, or which is continued, or None.
-        resumed: last checkpoint of a run that is resumed, or None.
-        continued: facts of the checkpoint that the run continues, or None.
-        may_change: settings that a resumed run may change.
-        notes: lines about settings that follow from others.
-    """
-
-    data: DataConfig
-    train: TrainConfig
-    schedule: ScheduleConfig
-    optimizers: OptimizerConfig
-    precision: PrecisionConfig
-    step: StepConfig = StepConfig()
-    values: Values = field(default_factory=lambda: Values({}, frozenset()))
-    mode: str = "train"
-    source: Source | None = None
-    checkpoint: Path | None = None
-    resumed: Path | None = None
-    continued: dict[str, Any] | None = None
-    may_change: frozenset[str] = frozenset()
-    notes: tuple[Line, ...] = ()
-
-    def __post_init__(self) -> None:
-        l2, rate = self.optimizers.embedding_l2, self.schedule.lr
-        if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
-            raise ValueError(
-                f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
-                f"step; expected less than {1 / rate:.3g}"
-            )
-
-    @classmethod
-    def from_values(cls, values: Values, **data: Any) -> "Config":
-        """Returns the configuration of some settings.
-
-        Args:
-            values: all settings of `CLICK_CONFIGS`.
-            data: other values of `DataConfig`.
-        """
-        check_schedule(values["schedule"], values.given)
-        check_distilled(values)
-        return cls(
-            data=values.config(DataConfig, **data),
-            train=values.config(TrainConfig),
-            schedule=values.config(ScheduleConfig),
-            optimizers=values.config(OptimizerConfig),
-            precision=values.config(PrecisionConfig),
-            step=values.config(StepConfig),
-            values=values,
-        )
-
-    def assemble(self, world: World) -> "ClickWork":
-        """Opens the data and makes the model, on all ranks in step; see `dlrm.tasks.run.Run`."""
-        return _Assembly(self, world).work()
+if TYPE_CHECKING:
+    from dlrm.tasks.settle import Config
 
 
 @dataclass(kw_only=True)
@@ -140,7 +59,7 @@ class ClickWork(Work):
         teacher: network whose probabilities the labels of training batches are mixed with, or None.
     """
 
-    config: Config
+    config: "Config"
     whole: Datasets
     notes: list[str | Line]
     task: Recommendation
@@ -386,196 +305,3 @@ def has_recipe(values: Values) -> bool:
 
 def _counted(count: str, name: str) -> str:
     return f"{count} {name}{'' if count == '1' else 's'}"
-
-
-class _Assembly:
-    """Makes the work of a run; see `Config.assemble`."""
-
-    def __init__(self, config: Config, world: World) -> None:
-        self.config, self.world, self.values = config, world, config.values
-        self.trains, self.known = config.mode == "train", config.resumed or config.checkpoint
-        # Not if the run only resumes, after it had begun to continue another.
-        self.begins = config.continued is not None and config.resumed is None
-
-    def work(self) -> ClickWork:
-        config, world, values = self.config, self.world, self.values
-        assert config.source is not None
-        with agreed(world, *USER_ERRORS):
-            # Each rank compares the part that it reads, in `ClickWork.own`.
-            whole = config.source.splits(config.data, verified=False)
-            self._check_numericals(whole)
-            fitted = fitted_directory(config.data)
-            found = [*self._compared(fitted)]
-            if self.begins:
-                assert config.checkpoint is not None
-                _check_sizes(config.checkpoint, whole.train, str(values["dataset"]))
-            architecture = values.config(
-                DLRMConfig,
-                table_sizes=tuple(whole.train.table_sizes),
-                num_numerical_features=whole.train.num_numerical,
-                table_poolings=self._saved_or_current("poolings", whole.train.poolings),
-                field_tables=self._saved_or_current("field tables", whole.train.field_tables),
-                field_targets=self._saved_or_current("targets", whole.train.targets),
-            )
-            placement = self._placed(architecture)
-        content = zlib.crc32(repr(placement.pieces).encode())
-        check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
-        self._agree_on_memory(architecture, placement)
-        read = whole.train if self.trains else whole.test
-        unrecorded = _why_not_recorded(values, world, read)
-        with agreed(world, *USER_ERRORS):
-            task = self._task(architecture, unrecorded is None)
-            told_by = fingerprint(read)
-        transform = fitted / layout.TRANSFORM if fitted else None
-        if self.known is None and self.trains:
-            found.append(fit_edges(task.model, whole.train, transform, world))
-        if config.step.cuda_graphs and unrecorded:
-            found.append(
-                f"note: --cuda_graphs is not used; {unrecorded}. Steps run eagerly, with the same "
-                "results"
-            )
-        notes: list[str | Line] = [printable(note) for note in found if note]
-        saves = bool(values["save_checkpoint_path"])
-        notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
-        work = ClickWork(
-            values=values,
-            world=world,
-            task=task,
-            trains=self.trains,
-            checkpoint=config.checkpoint,
-            dataset=told_by,
-            may_change=config.may_change,
-            transform=transform if transform and transform.is_dir() else None,
-            continued=config.continued,
-            config=config,
-            whole=whole,
-            notes=notes,
-            can_be_recorded=unrecorded is None,
-        )
-        self._distill(work)
-        return work
-
-    def _check_numericals(self, datasets: Datasets) -> None:
-        asked, found = self.values["num_numerical_features"], datasets.train.num_numerical
-        if "num_numerical_features" in self.values.given and asked != found:
-            raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
-
-    def _compared(self, fitted: Path | None) -> Iterator[str | None]:
-        """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
-        if self.world.rank > 0 or self.known is None:
-            return
-        allowed = self.values["allow_other_transform"]
-        if self.begins and fitted and not allowed:
-            yield compare_transforms(self.known, fitted, False, "always", None, extended=True)
-            return
-        yield compare_transforms(
-            self.known, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
-        )
-
-    def _saved_or_current(self, name: str, current: tuple[Any, ...] | None) -> Any:
-        """Returns facts of each field from the checkpoint's training data, or from this dataset."""
-        saved = read_config(self.known)["dataset"].get(name) if self.known else None
-        return current if saved is None else tuple(saved)
-
-    def _placed(self, architecture: DLRMConfig) -> Placement:
-        """Returns the placement of the tables."""
-        placement = architecture.placed(self.world.size)
-        if self.trains and not self.config.optimizers.freeze_embeddings:
-            check_optimizer(placement, self.config.optimizers)
-        return placement
-
-    def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
-        """Checks that the tables fit in memory, or that they can be in files."""
-        config, files = self.config, self.config.step.table_files
-        samples = config.data.batch_size // config.train.gradient_accumulation_steps
-        how = (config.optimizers, samples) if self.trains else ()
-        footprint = Footprint(architecture, *how)
-        if files is None:
-            agree_that_tables_fit(footprint, placement, self.world)
-        elif self.world.device != "cpu":
-            raise ValueError(
-                f"--table_files {files}: expected --base_device cpu, got {self.world.device}"
-            )
-        else:
-            needed = sum(footprint.of(placement.of_rank(self.world.rank)))
-            with agreed(self.world, ValueError):
-                check_disk(files, needed, f"--table_files {files}: the tables of this process")
-
-    def _task(self, architecture: DLRMConfig, can_be_recorded: bool) -> Recommendation:
-        config, world, step = self.config, self.world, self.config.step
-        recorded = step.cuda_graphs and can_be_recorded
-        task = Recommendation(
-            architecture,
-            world,
-            dtype=config.precision.dtype(world.device),
-            seed=config.data.seed,
-            auc_on_cpu=step.auc_device == "CPU",
-            optimized_mlp=step.optimized_mlp,
-            recorder=CudaRecorder(world.device) if recorded else None,
-            has_clicks=config.data.has_clicks,
-            files=step.table_files,
-        )
-        if world.device == "cpu":
-            task.model.products = self.values["mlp_products"]
-        return task
-
-    def _distill(self, work: ClickWork) -> None:
-        """Mixes the labels of the training batches with the probabilities of a trained model.
-
-        A resumed run needs the same model. Each rank loads it.
-
-        Raises:
-            ValueError, OSError: the checkpoint is damaged, or of a model with another transform or
-                other fields; it is named.
-        """
-        values, train, data = self.values, work.whole.train, self.config.data
-        if values["distill"] is None:
-            return
-        with (
-            held_checkpoint(values["distill"], self.world) as checkpoint,
-            agreed(self.world, *USER_ERRORS),
-        ):
-            assert checkpoint is not None
-            if self.world.rank == 0:
-                others = values["allow_other_transform"], data.verify_data, data.allow_links
-                note = compare_transforms(checkpoint, fitted_directory(data), *others)
-                work.notes += [printable(note)] if note else []
-            work.teacher = load_model(checkpoint, self.world.device)
-            config = work.teacher.config
-            found = config.num_numerical_features, [*config.table_sizes]
-            if found != (expected := (train.num_numerical, [*train.table_sizes])):
-                raise ValueError(
-                    f"--distill {checkpoint}: expected a model of {expected[0]} numerical fields "
-                    f"and tables of {expected[1]} rows, as {work.data_name} has, got {found[0]} "
-                    f"and {found[1]}"
-                )
-            work.dataset["teacher"] = f"manifest {(manifest_digest(checkpoint) or '')[:12]}"
-        weight = values["distill_weight"]
-        work.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
-
-
-def _check_sizes(checkpoint: Path, data: ClickDataset, name: str) -> None:
-    """Raises ValueError if a dataset has fewer ids than the tables of the checkpoint."""
-    before = read_config(checkpoint)["dataset"].get("table sizes")
-    if before is None or len(before) != len(data.table_sizes):
-        return  # loading names the tables
-    for field, old, new in zip(data.categorical_names, before, data.table_sizes, strict=True):
-        if new < old:
-            raise ValueError(
-                f"{name}: {field}: expected {old} ids or more, as in {checkpoint}, got {new}: the "
-                "ids of a continued dataset are those of the one before, with new ones after "
-                "them"
-            )
-
-
-def _why_not_recorded(values: Values, world: World, data: ClickDataset) -> str | None:
-    """Returns the reason why the run cannot use --cuda_graphs, or None if it can."""
-    if world.device == "cpu":
-        return "it is for GPUs"
-    if world.size > 1:
-        return "it is for one process"
-    if not data.one_id_each:
-        return "batches with several ids a table differ in shape"
-    if values["embedding_l2"]:
-        return "--embedding_l2 counts steps on the host"
-    return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"

@@ -1,7 +1,7 @@
 """The settings of a click-through model's run, all settled before the run is opened."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from dlrm.distributed import World, agreed
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE
 from dlrm.remote.cache import with_uris
-from dlrm.tasks.click import Config, has_recipe
+from dlrm.tasks.assembly import Assembly
+from dlrm.tasks.click import ClickWork, has_recipe
 from dlrm.tasks.config import (
     AUTO_PRODUCTS,
     CARRIED,
@@ -24,7 +25,9 @@ from dlrm.tasks.config import (
     REWARM,
     SCHEDULE,
     USER_ERRORS,
+    StepConfig,
     check_continued,
+    check_distilled,
 )
 from dlrm.tasks.run import (
     CONTINUES,
@@ -36,8 +39,79 @@ from dlrm.tasks.run import (
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.config import PrecisionConfig, TrainConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.reports.console import Line
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.schedule import ScheduleConfig, check_schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The configuration of a click-through model's run; `settle` makes it.
+
+    Attributes:
+        data: the rows to read, and how to read them.
+        train: length and reports of the training.
+        schedule: schedule of the learning rate.
+        optimizers: optimizers of the tables and of the rest.
+        precision: precision of the network.
+        step: computation of the steps and tests.
+        values: all settings by name, as they are recorded, those of the architecture too.
+        mode: "train", "test" or "inference_benchmark".
+        source: the dataset, which is open.
+        checkpoint: checkpoint whose weights are loaded, or which is continued, or None.
+        resumed: last checkpoint of a run that is resumed, or None.
+        continued: facts of the checkpoint that the run continues, or None.
+        may_change: settings that a resumed run may change.
+        notes: lines about settings that follow from others.
+    """
+
+    data: DataConfig
+    train: TrainConfig
+    schedule: ScheduleConfig
+    optimizers: OptimizerConfig
+    precision: PrecisionConfig
+    step: StepConfig = StepConfig()
+    values: Values = field(default_factory=lambda: Values({}, frozenset()))
+    mode: str = "train"
+    source: Source | None = None
+    checkpoint: Path | None = None
+    resumed: Path | None = None
+    continued: dict[str, Any] | None = None
+    may_change: frozenset[str] = frozenset()
+    notes: tuple[Line, ...] = ()
+
+    def __post_init__(self) -> None:
+        l2, rate = self.optimizers.embedding_l2, self.schedule.lr
+        if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
+            raise ValueError(
+                f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
+                f"step; expected less than {1 / rate:.3g}"
+            )
+
+    @classmethod
+    def from_values(cls, values: Values, **data: Any) -> "Config":
+        """Returns the configuration of some settings.
+
+        Args:
+            values: all settings of `CLICK_CONFIGS`.
+            data: other values of `DataConfig`.
+        """
+        check_schedule(values["schedule"], values.given)
+        check_distilled(values)
+        return cls(
+            data=values.config(DataConfig, **data),
+            train=values.config(TrainConfig),
+            schedule=values.config(ScheduleConfig),
+            optimizers=values.config(OptimizerConfig),
+            precision=values.config(PrecisionConfig),
+            step=values.config(StepConfig),
+            values=values,
+        )
+
+    def assemble(self, world: World) -> "ClickWork":
+        """Opens the data and makes the model, on all ranks in step; see `dlrm.tasks.run.Run`."""
+        return Assembly(self, world).work()
 
 
 def settle(

@@ -15,8 +15,7 @@ from dlrm.remote import store as stores
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.store import open_store
-from dlrm.scripts import main
-from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common import click_command, dlrm_flags
 
 LAST = "step-000000064"
 _OF_THE_RUN = ("manifest.json", "MODEL.md", "config.json", "progress.json")  # with times and paths
@@ -156,7 +155,7 @@ def run(monkeypatch, tmp_path):
     """Runs a command line in this process, with little patience for a failing store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(stores._RETRIES, "max_retries", 0)
-    return lambda *words: main.run(dlrm_flags.parse([*words]))
+    return lambda *words: click_command.run(dlrm_flags.parse([*words]))
 
 
 def test_seeds_need_a_directory_of_this_machine(flags, run):

@@ -17,8 +17,7 @@ def command(request, tmp_path, monkeypatch, dataset):
 
     It runs on the test's `device`, or on the CPU if it has none.
     """
-    from dlrm.scripts import main
-    from dlrm.scripts.common import dlrm_flags
+    from dlrm.scripts.common import click_command, dlrm_flags
 
     monkeypatch.chdir(tmp_path)
     named = "device" in request.fixturenames
@@ -28,6 +27,6 @@ def command(request, tmp_path, monkeypatch, dataset):
         own = [f"--dataset={data}", f"--base_device={device}"]
         values = dlrm_flags.parse([*own, *model, *training, *arguments])
         torch.set_num_threads(1)  # tests are too small for more threads
-        return main.run(values)
+        return click_command.run(values)
 
     return run

@@ -71,7 +71,7 @@ def test_an_unknown_command_is_one_line(capsys):
 def test_train_and_test_are_main_with_other_defaults(name, mode, monkeypatch):
     asked = {}
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dlrm.scripts.main.run", asked.update)
+    monkeypatch.setattr("dlrm.scripts.common.click_command.run", asked.update)
     with pytest.raises(SystemExit) as ended:
         main([name, "--batch_size=64"])
     assert not ended.value.code
@@ -88,7 +88,7 @@ def test_train_has_the_defaults_of_dist_main_in_a_process_of_a_launcher(monkeypa
         monkeypatch.setenv(name, "1")
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
-    monkeypatch.setattr("dlrm.scripts.main.run", asked.update)
+    monkeypatch.setattr("dlrm.scripts.common.click_command.run", asked.update)
     with pytest.raises(SystemExit):
         main(["train"])
     assert (asked["batch_size"], asked["embedding_type"]) == (65536, "joint_sparse")

@@ -13,7 +13,7 @@ from op_recorder import OpRecorder
 from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.tasks import click, footprint
+from dlrm.tasks import assembly, footprint
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
 
@@ -326,8 +326,8 @@ def test_what_is_frozen_stays_as_it_was(command):
 def recording(monkeypatch):
     """Lets the command record operators on the CPU as it records CUDA graphs on a GPU."""
     recorder = OpRecorder()
-    monkeypatch.setattr(click, "CudaRecorder", lambda device: recorder)
-    monkeypatch.setattr(click, "_why_not_recorded", lambda *_: None)
+    monkeypatch.setattr(assembly, "CudaRecorder", lambda device: recorder)
+    monkeypatch.setattr(assembly, "_why_not_recorded", lambda *_: None)
     return recorder
 
 
@@ -449,7 +449,7 @@ def test_a_test_names_the_row_without_a_finite_score(command, trained, tmp_path)
 
 
 def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, monkeypatch):
-    whole, rows = click.Recommendation.infer, {"test": 1500, "validation": 1501}
+    whole, rows = assembly.Recommendation.infer, {"test": 1500, "validation": 1501}
     seen = 0
 
     def infer(task, batch):
@@ -460,7 +460,7 @@ def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, 
             logits[3] = float("nan")
         return logits
 
-    monkeypatch.setattr(click.Recommendation, "infer", infer)
+    monkeypatch.setattr(assembly.Recommendation, "infer", infer)
     with pytest.raises(ValueError, match=f"{dataset}: validation row 803: expected a finite score"):
         command("--epochs=1")
 
@@ -512,13 +512,13 @@ def test_a_test_does_not_read_the_training_rows(command, tmp_path):
 
 
 def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(command, monkeypatch):
-    told, make = [], click.Recommendation.optimizers
+    told, make = [], assembly.Recommendation.optimizers
 
     def optimizers(task, config, one_look_up):
         told.append(one_look_up)
         return make(task, config, one_look_up)
 
-    monkeypatch.setattr(click.Recommendation, "optimizers", optimizers)
+    monkeypatch.setattr(assembly.Recommendation, "optimizers", optimizers)
     command("--max_steps=2")
     command("--max_steps=2", "--gradient_accumulation_steps=2")
     assert told == [True, False]
@@ -542,7 +542,7 @@ def test_micro_batches_and_clipping_train_as_well(command):
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(
     command, monkeypatch, arguments, needed
 ):
-    monkeypatch.setattr(click, "Recommendation", None)
+    monkeypatch.setattr(assembly, "Recommendation", None)
     monkeypatch.setattr(footprint.Footprint, "batch", 0)
     monkeypatch.setattr(footprint, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dlrm.published.rows import find
-from dlrm.scripts import main
-from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common import click_command, dlrm_flags
 
 DATA = [
     *("--dataset_type=synthetic_random", "--base_device=cpu", "--num_numerical_features=32"),
@@ -29,7 +28,7 @@ def command(tmp_path, monkeypatch):
     def run(*arguments):
         values = dlrm_flags.parse([*SMALL, *arguments])
         torch.set_num_threads(1)
-        return main.run(values)
+        return click_command.run(values)
 
     return run
 

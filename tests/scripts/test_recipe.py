@@ -12,8 +12,7 @@ from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
 import dlrm
 from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
-from dlrm.scripts import main
-from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common import click_command, dlrm_flags
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.optim.config import OptimizerConfig
@@ -38,7 +37,7 @@ def train(dataset, tmp_path, monkeypatch):
         words = [f"--dataset={dataset}", f"--save_checkpoint_path={name}", *SHORT, *words]
         flags = dlrm_flags.make_flags(defaults)
         values = dlrm_flags.parse(words, flags)
-        main.run(values)
+        click_command.run(values)
         return find_checkpoint(tmp_path / name)
 
     return run

@@ -13,8 +13,7 @@ from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_da
 import dlrm
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts import main
-from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common import click_command, dlrm_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 
@@ -28,12 +27,12 @@ def two_splits(tmp_path_factory):
 def train(data, *flags):
     """Trains by the command and saves to `run`; returns the summary."""
     words = [f"--dataset={data}", "--base_device=cpu", *MODEL, *RUN, "--save_checkpoint_path=run"]
-    return main.run(dlrm_flags.parse([*words, *flags]))
+    return click_command.run(dlrm_flags.parse([*words, *flags]))
 
 
 def test_without_a_directory_for_them_no_weights_are_chosen(two_splits, capsys):
     words = [f"--dataset={two_splits}", "--base_device=cpu", *MODEL, *RUN, "--set_aside=0.1"]
-    main.run(dlrm_flags.parse(words))
+    click_command.run(dlrm_flags.parse(words))
     said = "the last 400 of 4,000 training rows are tested during the training and do not train (--"
     assert said in capsys.readouterr().out
 

@@ -7,8 +7,8 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import PRODUCTS
 from dlrm.tasks import advice
-from dlrm.tasks.click import Config
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.tasks.settle import Config
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig

@@ -28,7 +28,7 @@ def opened(*flags, device="meta"):
 )
 def test_a_run_that_cannot_be_recorded_says_why(flag, reason, monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1 << 40, 1 << 40))
-    monkeypatch.setattr("dlrm.tasks.click.cuda_kernels_available", lambda: False)
+    monkeypatch.setattr("dlrm.tasks.assembly.cuda_kernels_available", lambda: False)
     run = opened("--cuda_graphs", flag)
     assert run.task.recorder is None
     assert [note for note in run.notes if f"--cuda_graphs is not used; {reason}." in note]

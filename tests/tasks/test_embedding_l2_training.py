@@ -9,8 +9,8 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.click import Config
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
+from dlrm.tasks.settle import Config
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
