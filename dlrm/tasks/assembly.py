@@ -207,8 +207,8 @@ def _check_sizes(checkpoint: Path, data: ClickDataset, dataset: str) -> None:
     for name, old, new in zip(data.categorical_names, before, data.table_sizes, strict=True):
         if new < old:
             raise ValueError(
-                f"{dataset}: {name}: expected {old} ids or more, as in {checkpoint}, got {new}: the "
-                "ids of a continued dataset are those of the one before, with new ones after "
+                f"{dataset}: {name}: expected {old} ids or more, as in {checkpoint}, got {new}: "
+                "the ids of a continued dataset are those of the one before, with new ones after "
                 "them"
             )
 
