@@ -1,5 +1,6 @@
 """Roles of rows: which choose the best weights, and which report."""
 
+import json
 import re
 import shutil
 
@@ -140,3 +141,17 @@ def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkey
         )
         shown = ", ".join(filter(None, (split, expected)))
         assert f"fitted on {two_splits} ({shown}): " in done.stdout
+
+
+def test_each_seed_has_the_best_metrics_of_the_rows_that_chose(two_splits, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = train(two_splits, "--seeds=1,2", "--set_aside=0.1")
+    chose = []
+    for seed in (1, 2):
+        best = find_checkpoint(tmp_path / f"run/seed-{seed}")
+        (auc,) = re.findall(r"^\| auc \| (\S+) \|$", (best / "MODEL.md").read_text(), re.M)
+        summary = (best.parent / "log.json").read_text().splitlines()[-1]
+        metrics = json.loads(summary.removeprefix("DLLL "))["data"]
+        assert f"{metrics['set_aside_auc']:.6f}" == auc != f"{metrics['test_auc']:.6f}"
+        chose.append(metrics["set_aside_auc"])
+    assert found["set_aside_auc"] == pytest.approx(sum(chose) / 2)
