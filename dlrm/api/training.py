@@ -6,10 +6,11 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -146,21 +147,13 @@ def fit(
         FloatingPointError: the loss is NaN or infinite.
         Exception: any that `on_test`, `on_step` or a function of `metrics` raises.
     """
-    settings = plain(settings)
-    options = {name: settings[name] for name in OPTIONS if name in settings}
-    chosen = {name: value for name, value in settings.items() if name in SETTINGS}
-    if unknown := [name for name in settings if name not in options and name not in chosen]:
-        raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
     with in_python():
+        paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
+        settings = checked(fit, settings, {*SETTINGS, *OPTIONS}, paths)
+        options = {name: settings[name] for name in OPTIONS if name in settings}
+        chosen = {name: value for name, value in settings.items() if name in SETTINGS}
         watch = Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
         roles = ColumnRoles(label, positive, weight, groups, time)
-        check_setting_types(chosen)
-        check_schedule(chosen.get("schedule", "nvidia"), chosen)
-        check_all_local((name, value) for name, value in settings.items() if name != "distill")
-        paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
-        paths["distill"] = chosen.get("distill")
-        for name, value in paths.items():
-            check_path(value, name)
         device, splits = choose_device(base_device), {"test": test, "validation": validation}
         if isinstance(data, Dataset | str | os.PathLike):
             options = {name: value for name, value in options.items() if name not in chosen}
@@ -199,6 +192,34 @@ def _settings(dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]) -
     return training_defaults(rows, given)
 
 
+def checked(
+    function: Callable[..., Any],
+    settings: Mapping[str, Any],
+    names: Collection[str],
+    paths: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Returns the settings of a call, plain; raises an error for one that is none or impossible.
+
+    Args:
+        function: the function that was called.
+        names: the settings that it has.
+        paths: other arguments that may be paths or URIs.
+
+    Raises:
+        TypeError: an unknown setting.
+        ValueError: an impossible value, or a path that is none of this machine.
+    """
+    found = plain(settings)
+    if unknown := [name for name in found if name not in names]:
+        raise unexpected(function, unknown[0], sorted(names))
+    check_setting_types({n: v for n, v in found.items() if n in (*SETTINGS, *OF_CONTINUING)})
+    check_schedule(found.get("schedule", "nvidia"), found)
+    check_all_local((name, value) for name, value in found.items() if name != "distill")
+    for name, value in {**paths, "distill": found.get("distill")}.items():
+        check_path(value, name)
+    return found
+
+
 def check_setting_types(settings: Mapping[str, Any]) -> None:
     """Raises ValueError if one of `SETTINGS` has an impossible value; the message names it."""
     check_types(settings, _CONFIGS)
@@ -228,10 +249,7 @@ def judge_settings(
     Returns:
         The metrics of the test rows, see `dlrm.metrics.clicks.click_metrics`.
     """
-    if unknown := [name for name in settings if name not in SETTINGS]:
-        raise unexpected(judge_settings, unknown[0], SETTINGS)
-    check_setting_types(settings)
-    check_schedule(settings.get("schedule", "nvidia"), settings)
+    settings = checked(judge_settings, settings, SETTINGS)
     rows, device = Dataset(dataset), choose_device(base_device)
     chosen = _settings(rows, recipe, {"set_aside": 0.0} | settings)
     last: dict[str, float] = {}

@@ -8,24 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlrm.api.dataset import Dataset, check_types, plain, unexpected
+from dlrm.api.dataset import Dataset
 from dlrm.api.defaults import set_aside_default, training_defaults
 from dlrm.api.training import (
     OF_CONTINUING,
     SETTINGS,
     Training,
     Watch,
-    check_setting_types,
+    checked,
     train_and_load,
     warn_of_a_poor_fit,
 )
 from dlrm.distributed import choose_device
-from dlrm.files import check_all_local
-from dlrm.remote.copies import check_path
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python
-from dlrm.settings import settings_of
-from dlrm.tasks.config import CARRIED, REWARM, ClickCheckpointConfig
+from dlrm.tasks.config import CARRIED, REWARM
 from dlrm.tasks.run import saved_flags
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
@@ -73,20 +70,10 @@ def update(
         FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
         FloatingPointError: the loss is NaN or infinite.
     """
-    chosen = plain(settings)
-    if unknown := [name for name in chosen if name not in {*SETTINGS, *OF_CONTINUING}]:
-        raise unexpected(update, unknown[0], sorted({*SETTINGS, *OF_CONTINUING}))
     with in_python():
-        watch = Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
-        check_setting_types({name: value for name, value in chosen.items() if name in SETTINGS})
-        of_continuing = {name: chosen[name] for name in OF_CONTINUING if name in chosen}
-        check_types(of_continuing, (ClickCheckpointConfig,))
-        for name, value in of_continuing.items():
-            settings_of(ClickCheckpointConfig)[name].check(name, value)
-        check_all_local((name, value) for name, value in chosen.items() if name != "distill")
         paths = {"data": data, "save_checkpoint_path": save_checkpoint_path}
-        for name, value in {**paths, "distill": chosen.get("distill")}.items():
-            check_path(value, name)
+        chosen = checked(update, settings, {*SETTINGS, *OF_CONTINUING}, paths)
+        watch = Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
         splits = {"test": test, "validation": validation}
         if isinstance(data, Dataset | str | os.PathLike):
             dataset = data if isinstance(data, Dataset) else Dataset(data)
