@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 
 from dlrm.data.clicks.batch import Batch
-from dlrm.data.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
@@ -27,11 +26,18 @@ from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged, warn_of
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
-from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
-from dlrm.serving.scoring import Scoring, check_logits, probability, shares_of
+from dlrm.serving.scoring import (
+    Scoring,
+    check_logits,
+    field_names as field_names,
+    names_of,
+    probability,
+    shares_of,
+)
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.sources import inputs_of
 from dlrm.serving.wording import in_python
@@ -252,19 +258,8 @@ class Predictor(Judged, Scoring):
         return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
 
 
-def field_names(predictor: Predictor) -> FieldNames:
-    """Returns the names of a model's numerical and categorical fields."""
-    return _names_of(predictor.model.config, predictor.transform)
-
-
-def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
-    if transform is not None:
-        return transform.schema.numerical_names, transform.schema.categorical_names
-    return default_field_names(config.num_numerical_features, len(config.table_sizes))
-
-
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
     """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
     sizes = () if config.hash_indices else config.table_sizes
     longest = transform.longest if transform else None
-    check_inputs(inputs, _names_of(config, transform), sizes, longest)
+    check_inputs(inputs, names_of(config, transform), sizes, longest)
