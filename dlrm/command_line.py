@@ -65,22 +65,44 @@ def exit_code_of(
             return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
 
 
+class _StandardOutput(io.FileIO):
+    """Standard output, of which errors have a name."""
+
+    def __init__(self, replaced: io.TextIOWrapper):
+        super().__init__(replaced.fileno(), "w", closefd=False)
+        self._replaced = replaced  # which would close the file at its end
+
+    def write(self, content: Any) -> int:
+        """Writes bytes; see `io.FileIO`."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+
+
 def name_standard_output() -> None:
-    """Escapes characters that the encoding of standard output lacks, such as a dash in ASCII."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """Gives errors of printing a name, unless the caller has replaced `sys.stdout`.
+
+    Characters that its encoding lacks, such as a dash in ASCII, are escaped.
+    """
+    old = sys.stdout
+    if type(old) is io.TextIOWrapper and old.fileno() == 1:
+        old.flush()
+        by_line = old.line_buffering or old.write_through
+        raw = io.BufferedWriter(_StandardOutput(old))
+        sys.stdout = io.TextIOWrapper(raw, old.encoding, "backslashreplace", line_buffering=by_line)
 
 
 def flush_output() -> None:
-    """Writes what was printed; an error names standard output, which is closed."""
+    """Writes what was printed, and closes standard output if that fails."""
     try:
         if sys.stdout is not None:  # as after `>&-`
             sys.stdout.flush()
-    except OSError as error:
+    except OSError:
         with suppress(OSError):
             sys.stdout.close()  # from Python 3.13 on, a stream that is dropped reports the error
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
-        raise OSError(error.errno, error.strerror, "standard output") from None
+        raise
 
 
 def unwritten_output() -> OSError | None:

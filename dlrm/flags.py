@@ -334,7 +334,7 @@ def run_command(
     doc: str | None,
     arguments: Sequence[str] | None = None,
     *,
-    usage: int = 1,
+    usage: int | None = None,
     code: int = 1,
     at_store: Callable[[Values], Collection[str]] = lambda values: (),
     **others: Any,
@@ -344,7 +344,7 @@ def run_command(
     Args:
         doc: text at the start of the help.
         arguments: words after the command's name; by default those of this process.
-        usage: exit code after a `UsageError`.
+        usage: exit code after a `UsageError`; by default that of other errors.
         code: exit code after other errors.
         at_store: returns the flags whose URIs the command reads and writes itself, which then gets
             the flags of `CacheConfig` as well.
@@ -366,7 +366,7 @@ def run_command(
             show(asked.text(lambda: f"{doc}\n{line.help()}"))
             return 0
         except UsageError as error:
-            return say_error(error, usage)
+            return say_error(error, usage or code)
 
     return exit_code_of(run, code=code, **others)
 

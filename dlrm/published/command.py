@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     line = ConfigFlags([("Flags", one) for one in configs])
     doc = f"{__doc__}\n{task}: {meaning}"
     hint = "the same command runs what is missing"
-    return run_command(line, run, doc, own[1:], usage=2, code=2, hint=hint)
+    return run_command(line, run, doc, own[1:], code=2, hint=hint)
 
 
 def _refuse(options: Values) -> int:
