@@ -152,15 +152,8 @@ def missing_extra(error: ImportError, extra: str) -> str:
 
 
 def say(line: object, is_prose: bool = False) -> None:
-    """Prints one line, with control characters, as in paths, escaped.
-
-    Args:
-        is_prose: whether a terminal breaks it between words, as it does notes and warnings.
-    """
-    text = printable(line)
-    if is_prose or text.partition(":")[0] in _COLORS:
-        text = wrapped(text)
-    print(highlighted(text), flush=True)
+    """Prints one line, with control characters, as in paths, escaped."""
+    print(highlighted(printable(line)), flush=True)
 
 
 def say_aside(line: str) -> None:

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import signal
 import sys
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -383,8 +382,6 @@ def parsed_or_help(
         parse: parses them.
         help_text: returns the help.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while torch is imported, which takes seconds
     try:
         return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
     except HelpAsked as asked:

@@ -105,8 +105,7 @@ def test_prose_on_a_terminal_ends_between_words_and_marks_are_colored(monkeypatc
         say_error("wrong", 1)
 
     assert shown_on_terminal(monkeypatch, act) == [
-        "\x1b[33mnote:\x1b[0m word word word word word word word",
-        "  word word",
+        "\x1b[33mnote:\x1b[0m " + "word " * 9,
         "\x1b[33mwarning:\x1b[0m few",
         "word " * 9,
         "\x1b[31merror:\x1b[0m wrong",
