@@ -1,4 +1,4 @@
-"""What import-linter cannot say of the layout: torch, the environment, and one place for each."""
+"""The layout beyond the contracts of import-linter: torch, the environment, one place for each."""
 
 import ast
 import re
