@@ -5,6 +5,7 @@ import importlib
 import io
 import math
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -13,12 +14,13 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from typing import Any, NoReturn, TextIO
 
 from dlrm.documents import cell, one_line, printable
+from dlrm.settings import flags_of as flags_of, text_of as text_of
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
@@ -52,27 +54,23 @@ def exit_code_of(
     name_standard_output()
     with terminable():
         try:
-            result = act() or 0
-            if sys.stdout is not None:  # as after `>&-`
-                sys.stdout.flush()
-            return result
+            try:
+                return act() or 0
+            finally:
+                flush_output()
         except errors as error:
-            return say_error(unwritten_output() or error, code)
+            return say_error(error, code)
         except (KeyboardInterrupt, Terminated) as stop:
             number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
             return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
 
 
 class _StandardOutput(io.FileIO):
-    """Standard output, of which errors have a name.
+    """Standard output, of which errors have a name."""
 
-    Args:
-        replaced: the stream that had it, which would close it at its end.
-    """
-
-    def __init__(self, replaced: io.TextIOWrapper) -> None:
+    def __init__(self, replaced: io.TextIOWrapper):
         super().__init__(replaced.fileno(), "w", closefd=False)
-        self._replaced = replaced
+        self._replaced = replaced  # which would close the file at its end
 
     def write(self, content: Any) -> int:
         """Writes bytes; see `io.FileIO`."""
@@ -80,15 +78,6 @@ class _StandardOutput(io.FileIO):
             return super().write(content)
         except OSError as error:
             raise OSError(error.errno, error.strerror, "standard output") from None
-
-
-def show(text: str) -> None:
-    """Prints a text that was asked for, such as a help.
-
-    The process ends silently if the reader of a pipe, such as `head`, closes it.
-    """
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(text, flush=True)
 
 
 def name_standard_output() -> None:
@@ -99,26 +88,39 @@ def name_standard_output() -> None:
     old = sys.stdout
     if type(old) is io.TextIOWrapper and old.fileno() == 1:
         old.flush()
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(_StandardOutput(old)),
-            old.encoding,
-            "backslashreplace",
-            line_buffering=old.line_buffering,
-            write_through=old.write_through,
-        )
+        by_line = old.line_buffering or old.write_through
+        raw = io.BufferedWriter(_StandardOutput(old))
+        sys.stdout = io.TextIOWrapper(raw, old.encoding, "backslashreplace", line_buffering=by_line)
+
+
+def flush_output() -> None:
+    """Writes what was printed, and closes standard output if that fails."""
+    try:
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()  # from Python 3.13 on, a stream that is dropped reports the error
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
+        raise
 
 
 def unwritten_output() -> OSError | None:
     """Returns the error of standard output, if it cannot be written, and closes it."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        flush_output()
     except OSError as error:
-        with suppress(OSError):
-            sys.stdout.close()  # from Python 3.13 on, a stream that is dropped reports the error
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
-        return OSError(error.errno, error.strerror, "standard output")
+        return error
     return None
+
+
+def show(text: str) -> None:
+    """Prints a text that was asked for, such as a help.
+
+    The process ends silently if the reader of a pipe, such as `head`, closes it.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
 
 
 def say_error(error: object, code: int) -> int:
@@ -136,35 +138,22 @@ def missing_extra(error: ImportError, extra: str) -> str:
     Args:
         extra: extra of `dlrm` that has it, as in `pyproject.toml`.
     """
-    packages = _packages_of(extra)
+    from importlib import metadata  # where a package is missing, since it takes 20 ms
+
+    try:
+        lines = [re.sub(r"[\s'\"]", "", line) for line in metadata.requires("dlrm") or ()]
+    except metadata.PackageNotFoundError:
+        lines = []
+    end = f";extra=={extra}"
+    packages = [line.removesuffix(end) for line in lines if line.endswith(end)]
     if not packages:  # neither installed nor built, or before the extra was added
         return f"{error}; pip install -e '.[{extra}]' in a checkout of dlrm installs it"
     return f"{error}; pip install {shlex.join(packages)} installs it"
 
 
-def _packages_of(extra: str) -> list[str]:
-    """Returns the requirements of an extra, as the installed `dlrm` declares them."""
-    from importlib import metadata  # where a package is missing, since it takes 20 ms
-
-    try:
-        lines = [line.replace(" ", "").partition(";") for line in metadata.requires("dlrm") or ()]
-    except metadata.PackageNotFoundError:
-        return []
-    condition = f"extra=='{extra}'"
-    return [one for one, _, when in lines if when.replace('"', "'") == condition]
-
-
 def say(line: object, is_prose: bool = False) -> None:
-    """Prints one line, with control characters, as in paths, escaped.
-
-    Args:
-        is_prose: whether a terminal breaks it between words, as it does lines that begin with
-            `note:` or `warning:`.
-    """
-    text = printable(line)
-    if is_prose or text.partition(":")[0] in _COLORS:
-        text = wrapped(text)
-    print(highlighted(text), flush=True)
+    """Prints one line, with control characters, as in paths, escaped."""
+    print(highlighted(printable(line)), flush=True)
 
 
 def say_aside(line: str) -> None:
@@ -176,11 +165,6 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
     """Returns a text in a style of `_STYLES`, if the stream is a terminal that may show it.
 
     `NO_COLOR` (https://no-color.org) and `TERM=dumb` forbid it.
-
-    Args:
-        text: the text, without control characters.
-        style: "bold" or a color.
-        stream: stream to print it to; by default standard output.
     """
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if not text or plain or not _is_terminal(stream or sys.stdout):
@@ -191,9 +175,7 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
 def highlighted(line: str, stream: TextIO | None = None) -> str:
     """Returns a line whose first word is colored, if it is one of `_COLORS`."""
     word, colon, rest = line.partition(":")
-    if word not in _COLORS or not colon:
-        return line
-    return painted(word + colon, _COLORS[word], stream) + rest
+    return painted(word + colon, _COLORS[word], stream) + rest if word in _COLORS else line
 
 
 def wrapped(line: str, indent: int = 2, most: int | None = None, end: str = "") -> str:
@@ -228,19 +210,8 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """Returns a command for a shell, with control characters escaped."""
-    return " ".join(map(_quoted, words))
-
-
-def _quoted(word: str) -> str:
-    if printable(word) == word:
-        return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(c if c == printable(c) else _bytes(c) for c in escaped) + "'"
-
-
-def _bytes(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+    """Returns a command for a shell, on one line: control characters are escaped."""
+    return printable(shlex.join(words))
 
 
 def free_name(name: str) -> str:
@@ -258,8 +229,8 @@ def terminable(at_once: bool = False) -> Iterator[None]:
     """Makes SIGTERM raise `Terminated` within the block, so that unfinished output is removed.
 
     Others within the next seconds are ignored, so that they do not interrupt the removal. At the
-    end the former handlers are restored, unless the block has left one of its own. Only the main
-    thread of a process can handle signals; in others the block runs as it is.
+    end the former handlers are restored, unless the block has left one of its own. In threads other
+    than the main one, which cannot handle signals, the block runs as it is.
 
     Args:
         at_once: whether SIGTERM ends the process as if it were not handled.
@@ -288,25 +259,7 @@ def terminable(at_once: bool = False) -> Iterator[None]:
 
 
 def end_while_imported(name: str = "") -> None:
-    """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command of ours.
-
-    Importing torch takes seconds, in which nothing is written yet. In a user's program, which
-    `python -m` may run as well, nothing changes.
-
-    Args:
-        name: `__name__` of a script that Python runs by its path.
-    """
-    words = [*sys.orig_argv, ""]
-    is_module = "-m" in words and (words[words.index("-m") + 1] + ".").startswith("dlrm.")
-    if not is_module and name != "__main__":
-        return
-
-    def end(number: int, _: object) -> None:
-        os._exit(say_error(_WORDS[signal.Signals(number)], 128 + number))
-
-    for number in _WORDS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, end)
+    """Does nothing; for `dlrm/scripts/__init__.py`."""
 
 
 @contextmanager
@@ -346,44 +299,15 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def text_of(value: Any) -> str:
-    """Returns the value of a flag in the form of a command line."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as flags, without those that are None."""
-    return [_flag(name, value) for name, value in settings.items() if value is not None]
-
-
-def _flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no{name}"
-    return f"--{name}={text_of(value)}"
-
-
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their longest cell.
 
     The first column is aligned to the left and the others to the right. Cells are those of
-    `dlrm.documents.cell`, so that no value can print lines of its own. On a terminal, columns that
-    do not fit follow below, beside the first column again.
+    `dlrm.documents.cell`, so that no value can print lines of its own.
     """
     columns = [[cell(value) for value in column] for column in zip(heads, *rows, strict=True)]
-    first, *others = [
-        [text.rjust(max(map(len, column))) if index else text for text in column]
-        for index, column in enumerate(columns)
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in zip(*columns, strict=True)
     ]
-    width = max(map(len, first))
-    first = [text.ljust(width) for text in first]
-    room = shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else math.inf
-    blocks: list[list[list[str]]] = [[first]]
-    used = width
-    for column in others:
-        if used + 2 + len(column[0]) > room and len(blocks[-1]) > 1:
-            blocks.append([first])
-            used = width
-        blocks[-1].append(column)
-        used += 2 + len(column[0])
-    tables = [["  ".join(row).rstrip() for row in zip(*block, strict=True)] for block in blocks]
-    return [line for table in tables for line in ["", *table]][1:]

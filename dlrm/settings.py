@@ -7,7 +7,7 @@ imported, so that help is quick.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ class Setting:
     short_name: str | None = None
     positional: bool = False
     repeated: bool = False
-    words: bool = False
     architecture: bool = False
     resumable: bool = False
     uri: str | None = None
@@ -37,7 +36,7 @@ class Setting:
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value, or an item of a list, that the setting does not take."""
         if not self.takes(value):
-            raise ValueError(f"--{name} {_listed(value)}: expected {self.expected}")
+            raise ValueError(f"--{name} {text_of(value)}: expected {self.expected}")
 
     def takes(self, value: Any) -> bool:
         """Returns whether a value, or every item of a list, is one that the setting takes."""
@@ -72,13 +71,7 @@ class Setting:
         return ", ".join(told) or "a finite number"
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    choices: Iterable[str] | None = None,
-    **others: Any,
-) -> Any:
+def setting(default: Any, help: str, *, choices: Iterable[str] | None = None, **others: Any) -> Any:
     """Returns a field of a configuration with its description.
 
     Args:
@@ -89,10 +82,10 @@ def setting(
             and `most` are bounds of a number, or of each number of a list, both included; `above`
             and `below` are excluded. `short_name` is another name of the flag. A `positional` one
             is an argument without a name. The items of a list have commas between, unless it is
-            `repeated`, with a flag for each item, or `words`, with a word for each after a flag. A
-            checkpoint determines settings that are `architecture`, and a resumed run may change
-            those that are `resumable`. `uri` says what happens where the value is a URI, such as
-            "read" or "write"; see `dlrm.remote.edges.Role`.
+            `repeated`, with a flag or a further word for each item. A checkpoint determines
+            settings that are `architecture`, and a resumed run may change those that are
+            `resumable`. `uri` says what happens where the value is a URI, such as "read" or
+            "write"; see `dlrm.remote.edges.Role`.
     """
     names = None if choices is None else tuple(choices)
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})
@@ -107,11 +100,15 @@ def same_setting(config: type, name: str, **others: Any) -> Any:
 
 def settings_of(*configs: type) -> dict[str, Setting]:
     """Returns the settings of configurations by name, in the order of their fields."""
+    found = (field for config in configs for field in fields(config))
+    return {f.name: f.metadata["setting"] for f in found if "setting" in f.metadata}
+
+
+def defaults_of(*configs: type) -> dict[str, Any]:
+    """Returns the default of each setting that has one."""
+    found = (field for config in configs for field in fields(config))
     return {
-        field.name: field.metadata["setting"]
-        for config in configs
-        for field in fields(config)
-        if "setting" in field.metadata
+        f.name: f.default for f in found if "setting" in f.metadata and f.default is not REQUIRED
     }
 
 
@@ -136,15 +133,17 @@ def uris_of(*configs: type) -> dict[str, str]:
     return {name: own.uri for name, own in settings_of(*configs).items() if own.uri}
 
 
-def defaults_of(*configs: type) -> dict[str, Any]:
-    """Returns the default of each setting."""
-    return {
-        field.name: field.default
-        for config in configs
-        for field in fields(config)
-        if "setting" in field.metadata and field.default is not MISSING
-    }
-
-
-def _listed(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Returns a value in the form of a command line."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as flags, without those that are None."""
+    written = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            written.append(f"--{name}" if value else f"--no{name}")
+        elif value is not None:
+            written.append(f"--{name}={text_of(value)}")
+    return written

@@ -29,8 +29,9 @@ from dlrm.data.schema.fields import CategoricalField, Cross, Label, NumericalFie
 from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.flags import ConfigFlags, Subcommands
+from dlrm.flags import ConfigFlags
 from dlrm.metrics.table import METRICS, legend
+from dlrm.published.command import TASKS as SYSTEMS
 from dlrm.published.rows import DOCUMENTS, RULES, select
 from dlrm.scripts.commands import COMMANDS, run
 from dlrm.serving.judged import Judged
@@ -91,7 +92,8 @@ def main() -> int:
 def flags_page() -> str:
     """Returns the page of all flags, a table for each command."""
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        programs = [*(f"dlrm {name}" for name in COMMANDS), *OTHER_DEFAULTS[1:]]
+        programs = [f"dlrm {name}" for name in COMMANDS if name != "systems"]
+        programs += [*(f"dlrm systems {task}" for task in SYSTEMS), *OTHER_DEFAULTS[1:]]
         found = dict(zip(programs, pool.map(command_flags, programs, chunksize=1), strict=True))
         pool.close()  # its end would stop a command with a signal
         pool.join()
@@ -134,13 +136,13 @@ def _cell(text: str) -> str:
 
 def command_flags(program: str) -> list[Flag]:
     """Returns the flags of `dlrm NAME` or `python -m MODULE`, which runs up to its command line."""
-    ConfigFlags.parse = Subcommands.parse = _capture
-    name = program.split()[-1]
+    ConfigFlags.parse = _capture
+    first, name, *words = program.split()
     try:
-        if name in COMMANDS:
-            run(COMMANDS[name], [])
+        if first == "dlrm":
+            run(COMMANDS[name], words)
         else:
-            importlib.import_module(name).main([])
+            importlib.import_module(words[0]).main([])
     except _Captured as captured:
         return captured.flags
     except SystemExit as error:
@@ -148,23 +150,21 @@ def command_flags(program: str) -> list[Flag]:
     raise AssertionError(f"{program} defined no flags")
 
 
-def _capture(line: ConfigFlags | Subcommands, *_: object) -> None:
-    if isinstance(line, ConfigFlags):
-        raise _Captured(list(_flags_of(line)))
-    raise _Captured([f for task, (_, own) in line.lines.items() for f in _flags_of(own, task)])
+def _capture(line: ConfigFlags, *_: object) -> None:
+    raise _Captured(list(_flags_of(line)))
 
 
-def _flags_of(line: ConfigFlags, task: str = "") -> Iterator[Flag]:
+def _flags_of(line: ConfigFlags) -> Iterator[Flag]:
     """Yields the arguments and flags of a command line; a single topic needs no heading."""
     for name in line.positional:
-        yield Flag(name, "", line.settings[name].help, task)
+        yield Flag(name, "", line.settings[name].help)
     by_topic = line._flags.key_flags_by_module_dict()
     for topic in line.topics:
         for flag in by_topic[topic]:
             short = f"-{flag.short_name}, " if flag.short_name else ""
             default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
             heading = topic if len(line.topics) > 1 else ""
-            yield Flag(f"{short}--{flag.name}", default, flag.help, task or heading)
+            yield Flag(f"{short}--{flag.name}", default, flag.help, heading)
 
 
 def python_page() -> str:

@@ -11,10 +11,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.command_line import end_while_imported
-
-end_while_imported(__name__)
-
 from dlrm.data import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.settings import REQUIRED, setting

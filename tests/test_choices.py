@@ -21,7 +21,7 @@ from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVORS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
-from dlrm.vision import config as vision, efficientnet, resnet
+from dlrm.vision import blocks, config as vision, efficientnet, resnet
 
 NAMES = {
     "interactions": (
@@ -37,6 +37,7 @@ NAMES = {
     "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
     "formats of tables": (data.TABLE_FORMATS, FORMATS),
     "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
+    "norms": (vision.NORMS, blocks.NORMS),
     "ResNets": (vision.RESNETS, resnet.VARIANTS),
     "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),
     "flavors of LAMB": (optim.LAMB_NAMES, LAMB_FLAVORS),

@@ -354,9 +354,10 @@ def run_blocks(
 def known_flags() -> dict[str, set[str]]:
     """Returns the flags of each command in the reference, by its name and its module."""
     text = (ROOT / "docs" / "reference" / "flags.md").read_text()
-    _, *sections = re.split(r"^## (?:python -m|dlrm) (\S+)$", text, flags=re.M)
-    found = dict(zip(sections[::2], sections[1::2], strict=True))
-    flags = {name: set(re.findall(r"`[^`]*?--([\w-]+)", body)) for name, body in found.items()}
+    _, *sections = re.split(r"^## (?:python -m|dlrm) (\S+)(?: \w+)?$", text, flags=re.M)
+    flags: dict[str, set[str]] = {}  # those of all tasks of `dlrm systems` are together
+    for name, body in zip(sections[::2], sections[1::2], strict=True):
+        flags.setdefault(name, set()).update(re.findall(r"`[^`]*?--([\w-]+)", body))
     flags |= dict.fromkeys(("test", "dlrm.scripts.main", "dlrm.scripts.dist_main"), flags["train"])
     assert COMMANDS.keys() <= flags.keys()
     return {command.module: flags[name] for name, command in COMMANDS.items()} | flags

@@ -6,10 +6,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.command_line import end_while_imported
-
-end_while_imported(__name__)
-
 if __name__ == "__main__":
     from dlrm.deployment.client import main
 

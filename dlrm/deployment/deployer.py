@@ -39,8 +39,8 @@ class DeployConfig:
     num_numerical_features: str | None = setting(None, _OF_CHECKPOINT)
     embedding_dim: str | None = setting(None, _OF_CHECKPOINT)
     interaction_op: str | None = setting(None, _OF_CHECKPOINT)
-    bottom_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, words=True)
-    top_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, words=True)
+    bottom_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
+    top_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
     embedding_type: str | None = setting(None, "unused")  # as it changes no exported model
     batch_size: str | None = setting(None, "unused")
 

@@ -30,10 +30,11 @@ from dlrm.serving.loading import load
 from dlrm.serving.network.exportable import Exportable, example_like
 from dlrm.serving.network.platforms import Score
 from dlrm.serving.network.quantize import quantize_tables
-from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
+from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.scoring import probability
+from dlrm.serving.scoring import field_names, probability
 from dlrm.serving.server.names import FACTS, KIND
+from dlrm.serving.sources import check_dataset, inputs_of
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.version import __version__

@@ -22,7 +22,6 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-import dlrm
 from dlrm.serving.network.platforms import PLATFORMS, Platform
 
 if TYPE_CHECKING:  # the command, whose module imports this one to act
@@ -30,7 +29,7 @@ if TYPE_CHECKING:  # the command, whose module imports this one to act
 
 CONFIG = "config.pbtxt"
 _HERE = Path(__file__).resolve().parent
-_PACKAGE = Path(dlrm.__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _SCRIPT = "model.py"  # of the python backend, in this directory and in a version
 
 

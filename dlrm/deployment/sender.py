@@ -19,10 +19,10 @@ from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.latency import Latency
-from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.names import RAW
 from dlrm.serving.server.reader import max_rows, named
+from dlrm.serving.sources import inputs_of
 
 if TYPE_CHECKING:  # the command, which imports this module to act
     from dlrm.deployment.client import ClientConfig

@@ -170,7 +170,19 @@ class TextRunConfig:
 FLAGS = network_flags.network_flags(
     ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
 )
-RESUME_MAY_CHANGE = FLAGS.named(resumable=True)
+RESUME_MAY_CHANGE = FLAGS.resumable
+_OF_RECIPES = {
+    name
+    for recipe in BERT_RECIPES.values()
+    for task in TASKS
+    for phase in (1, 2)
+    for name in recipe(task, "base", phase)
+}
+FLAGS.tell_defaults(
+    dict.fromkeys(_OF_RECIPES, "that of --recipe")
+    | {"vocab_size": "that of --recipe graphcore, else of the data, else 30522"}
+)
+help_text = FLAGS.help
 ARCHITECTURE = architecture_of(BertConfig)
 
 # Flags of the network's input, which an evaluation takes from the checkpoint.
@@ -227,17 +239,6 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
     return values, frozenset(recipe)
-
-
-def help_text() -> str:
-    """Returns every flag with its meaning and its default, if that is not the recipe's."""
-    tasks = [(task, phase) for task in TASKS for phase in (1, 2)]
-    recipes = [
-        recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
-    ]
-    told = {name: "that of --recipe" for recipe in recipes for name in recipe}
-    told["vocab_size"] = "that of --recipe graphcore, else of the data, else 30522"
-    return FLAGS.help(told)
 
 
 def _splits(values: Values) -> tuple[str, ...]:

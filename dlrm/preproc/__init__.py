@@ -4,13 +4,7 @@
 """
 
 import importlib
-import sys
 from typing import Any
-
-if sys.argv[:1] == ["-m"]:  # Python imports a command, to run it
-    from dlrm.command_line import end_while_imported
-
-    end_while_imported()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dlrm.command_line import say_error
 from dlrm.files import errors_named
-from dlrm.flags import ConfigFlags, Subcommands, UsageError, Values, run_command
+from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.published import compared, results, show, tables
 from dlrm.published.jobs import RunOptions, plan_jobs
 from dlrm.published.rows import DOCUMENTS, BenchmarkRow, catalog, find, select
@@ -67,38 +67,36 @@ class TableConfig:
     output: str | None = setting(None, "file to write; default: print the table")
 
 
-def command_line() -> Subcommands:
-    """Returns the command line."""
-    return Subcommands(
-        {
-            task: (meaning, ConfigFlags([("Flags", one) for one in configs]))
-            for task, (_, meaning, configs) in _TASKS.items()
-        }
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 0, 1 for a failed run or check, 2."""
     own, flags = sys.argv[1:] if arguments is None else arguments, []
     if "--" in own:
         cut = own.index("--")
         own, flags = own[:cut], own[cut + 1 :]
+    task = own[0] if own and own[0] in TASKS else ""
+    if not task:
+        return run_command(ConfigFlags([("", TaskConfig)]), _refuse, __doc__, own, usage=2)
+    act, meaning, configs = TASKS[task]
 
-    def act(values: Values) -> int:
-        if flags and values["task"] != "run":
+    def run(values: Values) -> int:
+        if flags and task != "run":
             raise UsageError("only `run` takes flags after --")
         try:
-            return _TASKS[values["task"]][0](
-                Values({**values, "flags": tuple(flags)}, values.given)
-            )
+            return act(values.replaced({"flags": tuple(flags)}))
         except BrokenPipeError:  # the reader has seen enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
             return 0
         except ChildProcessError as error:  # a run that a comparison needs
             return say_error(error, 1)
 
+    line = ConfigFlags([("Flags", one) for one in configs])
+    doc = f"{__doc__}\n{task}: {meaning}"
     hint = "the same command runs what is missing"
-    return run_command(command_line(), act, __doc__, own, code=2, hint=hint)
+    return run_command(line, run, doc, own[1:], code=2, hint=hint)
+
+
+def _refuse(options: Values) -> int:
+    raise UsageError(f"expected one of {', '.join(TASKS)}, got {options['task']}")
 
 
 def _list(options: Values) -> int:
@@ -191,7 +189,7 @@ def _matching(name: str) -> list[BenchmarkRow]:
 
 
 _Task = tuple[Callable[[Values], int], str, Sequence[type]]
-_TASKS: dict[str, _Task] = {
+TASKS: dict[str, _Task] = {
     "list": (_list, "list rows, one a line", (ListConfig,)),
     "show": (_show, "show everything known of a row", (RowConfig,)),
     "run": (
@@ -205,6 +203,17 @@ _TASKS: dict[str, _Task] = {
         (TableConfig, ResultsConfig),
     ),
 }
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """The task, whose flags its own help shows."""
+
+    task: str = setting(
+        REQUIRED,
+        "one of\n" + "\n".join(f"    {task}: {own[1]}" for task, own in TASKS.items()),
+        positional=True,
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dlrm
 from dlrm.published.jobs import Job
 from dlrm.published.results import Record, append, finished, matching, percentiles, read
 from dlrm.version import __version__
@@ -137,7 +136,7 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
 def _variables(threads: int) -> dict[str, str]:
     """Returns the command's environment: this package, without the variables of a launcher."""
     kept = {name: value for name, value in os.environ.items() if not _LAUNCHER.fullmatch(name)}
-    package = str(Path(dlrm.__file__).parents[1])
+    package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -247,7 +246,7 @@ def processor() -> str:
 
 def _revision() -> str | None:
     """The commit of a clone, with "+" where files differ from it; None for an installed package."""
-    folder = Path(dlrm.__file__).parents[1]
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
     words = ["describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]

@@ -7,14 +7,13 @@ under NVIDIA's names, such as `dlrm.scripts.main`, run by `python -m` as well.
 import difflib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dlrm.command_line import end_while_imported, exit_code_of, say_error, show
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
+from dlrm.command_line import exit_code_of, say_error, show
+from dlrm.version import version_line
 
 
 class Command(NamedTuple):
@@ -31,58 +30,62 @@ class Command(NamedTuple):
     group: str
     module: str
     meaning: str
-    defaults: Mapping[str, Any] = _NONE
+    defaults: Mapping[str, Any] | None = None
     launched: str | None = None
 
 
-_DATA, _MODELS, _SERVING = "Prepare data", "Train and judge models", "Serve models"
-_OTHERS, _TRY, _NVIDIA = "Image networks and BERT", "Try and measure", "NVIDIA's formats"
-_MAIN, _DIST_MAIN = "dlrm.scripts.main", "dlrm.scripts.dist_main"
-_SHORT = {"log_format": "short"}
-
+_SHORT, _DIST = {"log_format": "short"}, "dlrm.scripts.dist_main"
+# Group -> command -> module of dlrm and meaning; defaults and module of a launcher's process.
+_GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Prepare data": {
+        "schema": ("scripts.schema", "draft a schema from tables"),
+        "prepare": ("scripts.prepare", "turn tables or logs into a dataset"),
+        "convert": ("scripts.convert", "convert a dataset to Parquet"),
+    },
+    "Train and judge models": {
+        "train": ("scripts.main", "train a model", _SHORT | {"mode": "train"}, _DIST),
+        "test": ("scripts.main", "test a checkpoint", _SHORT | {"mode": "test"}, _DIST),
+        "evaluate": ("scripts.evaluate", "judge a model on new rows, or two models"),
+        "predict": ("scripts.predict", "score rows with a model"),
+        "tune": ("scripts.tune", "search for better settings"),
+        "daily": ("scripts.daily", "learn a log day by day, judged on each day"),
+        "checkpoint": ("scripts.checkpoint", "inspect or convert checkpoints"),
+    },
+    "Serve models": {
+        "export": ("deployment.export", "write a model repository for Triton"),
+        "serve": ("deployment.server", "run a Triton server"),
+        "client": ("deployment.client", "send rows to a Triton server"),
+    },
+    "Try and measure": {
+        "demo": ("scripts.demo", "run all steps on generated logs"),
+        "doctor": ("scripts.doctor", "check this installation and machine"),
+        "simulate": ("scripts.simulate_logs", "write click logs whose best AUC is known"),
+        "synthetic": ("scripts.prepare_synthetic_dataset", "write a dataset of random rows"),
+        "systems": ("published.command", "list and run published benchmarks"),
+    },
+    "Image networks and BERT": {
+        "cnn": ("scripts.cnn", "train, validate or time ResNet and others"),
+        "bert": ("scripts.bert", "train, evaluate or time BERT"),
+        "prepare-images": ("vision.preparation.command", "turn images into a dataset for cnn"),
+        "prepare-text": ("language.pretraining.command", "turn text into a dataset for bert"),
+    },
+    "NVIDIA's formats": {
+        "prepare-logs": (
+            "preproc.logs.prepare_logs",
+            "turn Criteo's logs into a dataset, step by step",
+        ),
+        "transcode": ("scripts.transcode", "turn NVIDIA's CSV files into a dataset"),
+        "split-dataset": (
+            "scripts.split_dataset",
+            "split a binary dataset into a file per feature",
+        ),
+        "gen-csv": ("scripts.gen_csv", "write random CSV files for transcode"),
+    },
+}
 COMMANDS = {
-    "schema": Command(_DATA, "dlrm.scripts.schema", "draft a schema from tables"),
-    "prepare": Command(_DATA, "dlrm.scripts.prepare", "turn tables or logs into a dataset"),
-    "convert": Command(_DATA, "dlrm.scripts.convert", "convert a dataset to Parquet"),
-    "train": Command(_MODELS, _MAIN, "train a model", _SHORT | {"mode": "train"}, _DIST_MAIN),
-    "test": Command(_MODELS, _MAIN, "test a checkpoint", _SHORT | {"mode": "test"}, _DIST_MAIN),
-    "evaluate": Command(
-        _MODELS, "dlrm.scripts.evaluate", "judge a model on new rows, or two models"
-    ),
-    "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
-    "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
-    "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
-    "checkpoint": Command(_MODELS, "dlrm.scripts.checkpoint", "inspect or convert checkpoints"),
-    "export": Command(_SERVING, "dlrm.deployment.export", "write a model repository for Triton"),
-    "serve": Command(_SERVING, "dlrm.deployment.server", "run a Triton server"),
-    "client": Command(_SERVING, "dlrm.deployment.client", "send rows to a Triton server"),
-    "demo": Command(_TRY, "dlrm.scripts.demo", "run all steps on generated logs"),
-    "doctor": Command(_TRY, "dlrm.scripts.doctor", "check this installation and machine"),
-    "simulate": Command(
-        _TRY, "dlrm.scripts.simulate_logs", "write click logs whose best AUC is known"
-    ),
-    "synthetic": Command(
-        _TRY, "dlrm.scripts.prepare_synthetic_dataset", "write a dataset of random rows"
-    ),
-    "systems": Command(_TRY, "dlrm.published.command", "list and run published benchmarks"),
-    "cnn": Command(_OTHERS, "dlrm.scripts.cnn", "train, validate or time ResNet and others"),
-    "bert": Command(_OTHERS, "dlrm.scripts.bert", "train, evaluate or time BERT"),
-    "prepare-images": Command(
-        _OTHERS, "dlrm.vision.preparation.command", "turn images into a dataset for cnn"
-    ),
-    "prepare-text": Command(
-        _OTHERS, "dlrm.language.pretraining.command", "turn text into a dataset for bert"
-    ),
-    "prepare-logs": Command(
-        _NVIDIA, "dlrm.preproc.logs.prepare_logs", "turn Criteo's logs into a dataset, step by step"
-    ),
-    "transcode": Command(
-        _NVIDIA, "dlrm.scripts.transcode", "turn NVIDIA's CSV files into a dataset"
-    ),
-    "split-dataset": Command(
-        _NVIDIA, "dlrm.scripts.split_dataset", "split a binary dataset into a file per feature"
-    ),
-    "gen-csv": Command(_NVIDIA, "dlrm.scripts.gen_csv", "write random CSV files for transcode"),
+    name: Command(group, f"dlrm.{module}", *own)
+    for group, found in _GROUPS.items()
+    for name, (module, *own) in found.items()
 }
 
 
@@ -93,12 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: words after `dlrm`; by default those of this process.
     """
     if arguments is None:
-        end_while_imported("__main__")
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while torch is imported
         arguments = sys.argv[1:]
     name, *own = arguments or ["--help"]
     if name in COMMANDS:
         return run(COMMANDS[name], own)
-    texts = {"--help": help_text, "-h": help_text, "--version": _version}
+    texts = {"--help": help_text, "-h": help_text, "--version": version_line}
     if name not in texts:
         known = difflib.get_close_matches(name.lower(), [*COMMANDS, *texts], 1)
         near = "".join(f"; did you mean {one}?" for one in known)
@@ -136,9 +140,3 @@ def help_text() -> str:
     return "\n".join(
         [*lines, "", "dlrm COMMAND --help shows its flags; dlrm --version the versions."]
     )
-
-
-def _version() -> str:
-    from dlrm.flags import version_line  # absl takes longer to import than this module
-
-    return version_line()

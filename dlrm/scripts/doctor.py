@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-import dlrm
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.host_cores import available_cores, idle_cores
 from dlrm.host_memory import host_memory
@@ -40,7 +39,7 @@ REQUIREMENTS = {  # and what needs them
     "optuna>=5": "dlrm tune",
     "scikit-learn>=1.6": "dlrm.Classifier, evaluate --recalibrate",
 }
-_PACKAGE = Path(dlrm.__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)

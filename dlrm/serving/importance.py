@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from dlrm.metrics.intervals import delong_difference
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables
-from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.scoring import field_names
+
+if TYPE_CHECKING:
+    from dlrm.serving.predictor import Predictor
 
 
 class FieldImportance(NamedTuple):
@@ -60,7 +63,7 @@ class Sample:
 
 
 def permutation_importance(
-    predictor: Predictor, inputs: Inputs, labels: np.ndarray, seed: int = 0
+    predictor: "Predictor", inputs: Inputs, labels: np.ndarray, seed: int = 0
 ) -> list[FieldImportance]:
     """Returns the importance of every field (Breiman, 2001), the most important first.
 
@@ -108,7 +111,7 @@ def _dealt(inputs: Inputs, table: int, order: np.ndarray) -> Inputs:
     )
 
 
-def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
+def contributions(predictor: "Predictor", inputs: Inputs) -> np.ndarray:
     """Returns gradient times input of each field for the logit of each row, `[rows, fields]`.
 
     The input of a table is the vector of the row's id, so its contribution is a dot product, plus

@@ -16,9 +16,10 @@ from dlrm.serving.figures import figure
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import SPLITS
 from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import scoring_reader
 from dlrm.serving.scoring import probability, shares_of
-from dlrm.serving.wording import in_python
+from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
 
@@ -187,8 +188,6 @@ def _taken(
     Raises:
         ValueError: there are no rows; see `evaluate`.
     """
-    from dlrm.serving.predictor import warn_of
-
     shares = shares_of(model.transform)
     if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
         with Copies() as copies:
@@ -221,3 +220,9 @@ def _of_source(
 
     config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
     return [*iter_scored_blocks(model, str(path), config, shares, labeled)]
+
+
+def warn_of(shares: Shares) -> None:
+    """Warns of fields without a known value, where the program calls this package."""
+    if line := shares.unseen_values_warning():
+        warn(line)

@@ -17,7 +17,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.copies import Copies
 from dlrm.serving.network.recalibration import load_recalibration
-from dlrm.serving.predictor import Predictor, check_features
+from dlrm.serving.predictor import Predictor
+from dlrm.serving.sources import check_features
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,

@@ -3,7 +3,7 @@
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dlrm.data.clicks.batch import Batch, ClickDataset
-from dlrm.data.layout import field_names as default_field_names
+from dlrm.data.clicks.batch import Batch
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
@@ -24,16 +23,24 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import output_at
-from dlrm.serving.judged import Judged
+from dlrm.serving.judged import Judged, warn_of
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
-from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
-from dlrm.serving.scoring import Scoring, check_logits, probability, shares_of
+from dlrm.serving.scoring import (
+    Scoring,
+    check_logits,
+    field_names as field_names,
+    names_of,
+    probability,
+    shares_of,
+)
 from dlrm.serving.shown import html_of, lines_of, summary_of
-from dlrm.serving.wording import in_python, warn
+from dlrm.serving.sources import inputs_of
+from dlrm.serving.wording import in_python
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.results import read_results
 
@@ -251,52 +258,8 @@ class Predictor(Judged, Scoring):
         return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
 
 
-def inputs_of(batch: Batch) -> Inputs:
-    """Returns the inputs of a dataset's batch."""
-    lengths, weights = (
-        None if tensor is None else tensor.cpu().numpy()
-        for tensor in (batch.lengths, batch.id_weights)
-    )
-    return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
-
-
-def warn_of(shares: Shares) -> None:
-    """Warns of fields without a known value, where the program calls this package."""
-    if line := shares.unseen_values_warning():
-        warn(line)
-
-
-def field_names(predictor: Predictor) -> FieldNames:
-    """Returns the names of a model's numerical and categorical fields."""
-    return _names_of(predictor.model.config, predictor.transform)
-
-
-def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
-    if transform is not None:
-        return transform.schema.numerical_names, transform.schema.categorical_names
-    return default_field_names(config.num_numerical_features, len(config.table_sizes))
-
-
-def check_dataset(path: str | os.PathLike, dataset: ClickDataset, config: DLRMConfig) -> None:
-    """Raises ValueError if the features of a dataset differ from those of the model."""
-    check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
-
-
-def check_features(
-    what: str, num_numerical: int, table_sizes: Sequence[int], config: DLRMConfig
-) -> None:
-    """Raises ValueError if numbers or tables are not those of the model; `what` has them."""
-    shape = (num_numerical, list(table_sizes))
-    expected = (config.num_numerical_features, list(config.table_sizes))
-    if shape != expected:
-        raise ValueError(
-            f"{what} of another model: expected {expected[0]} numerical features and tables of "
-            f"{expected[1]} rows, got {shape[0]} and {shape[1]}"
-        )
-
-
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
     """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
     sizes = () if config.hash_indices else config.table_sizes
     longest = transform.longest if transform else None
-    check_inputs(inputs, _names_of(config, transform), sizes, longest)
+    check_inputs(inputs, names_of(config, transform), sizes, longest)

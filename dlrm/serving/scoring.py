@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlrm.data import layout
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import TESTED, unscored_text
-from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.inputs import FieldNames, Inputs
 from dlrm.serving.rows.shares import Shares
 
 if TYPE_CHECKING:
@@ -92,3 +93,15 @@ def probability(logits: np.ndarray) -> np.ndarray:
     # In float32 the last values of an array would be rounded otherwise, and equal rows differ.
     with np.errstate(over="ignore"):
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+
+def field_names(model: Scoring) -> FieldNames:
+    """Returns the names of a model's numerical and categorical fields."""
+    return names_of(model.network_config, model.transform)
+
+
+def names_of(config: "DLRMConfig", transform: Transform | None) -> FieldNames:
+    """Returns the names of fields: those of the schema or, without a transform, their numbers."""
+    if transform is not None:
+        return transform.schema.numerical_names, transform.schema.categorical_names
+    return layout.field_names(config.num_numerical_features, len(config.table_sizes))

@@ -1,5 +1,6 @@
 """Sources of rows to score: logs, tables and datasets, read and transformed some rows at a time."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -34,7 +35,7 @@ from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.serving.scoring import ScoreError, Scoring
 
 if TYPE_CHECKING:  # datasets need torch, and other sources none
-    from dlrm.data.clicks.batch import ClickDataset
+    from dlrm.data.clicks.batch import Batch, ClickDataset
 
 _ANY_ROW = ""  # among the names of columns, if there are rows
 T = TypeVar("T")
@@ -127,8 +128,6 @@ class _RowSource(Generic[T]):
 
     def dataset(self, path: Path) -> Iterator[T]:
         """Applies `take` to the rows of a dataset's split."""
-        from dlrm.serving.predictor import inputs_of
-
         dataset = open_split(path, self.predictor.network_config, self.config)
         first_row = 0
         for index in range(len(dataset)):
@@ -218,7 +217,6 @@ class _RowSource(Generic[T]):
 def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDataset":
     """Opens the split of a dataset, which must match the model."""
     from dlrm.data.clicks.datasets import open_datasets
-    from dlrm.serving.predictor import check_dataset
 
     datasets = open_datasets(
         DataConfig(
@@ -236,6 +234,33 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDat
         raise ValueError(f"{path}: has no {config.split} split")
     check_dataset(path, dataset, model)
     return dataset
+
+
+def inputs_of(batch: "Batch") -> Inputs:
+    """Returns the inputs of a dataset's batch."""
+    lengths, weights = (
+        None if tensor is None else tensor.cpu().numpy()
+        for tensor in (batch.lengths, batch.id_weights)
+    )
+    return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
+
+
+def check_dataset(path: str | os.PathLike, dataset: "ClickDataset", config: DLRMConfig) -> None:
+    """Raises ValueError if the features of a dataset differ from those of the model."""
+    check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
+
+
+def check_features(
+    what: str, num_numerical: int, table_sizes: Sequence[int], config: DLRMConfig
+) -> None:
+    """Raises ValueError if numbers or tables are not those of the model; `what` has them."""
+    shape = (num_numerical, list(table_sizes))
+    expected = (config.num_numerical_features, list(config.table_sizes))
+    if shape != expected:
+        raise ValueError(
+            f"{what} of another model: expected {expected[0]} numerical features and tables of "
+            f"{expected[1]} rows, got {shape[0]} and {shape[1]}"
+        )
 
 
 def _inputs_of_text(text: TextFields, model: Scoring) -> Inputs:

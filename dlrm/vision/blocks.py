@@ -6,8 +6,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from dlrm.vision.config import NORMS
-
+NORMS = ("batch", "group")
 VariantT = TypeVar("VariantT")
 
 

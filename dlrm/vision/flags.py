@@ -95,7 +95,7 @@ FLAGS = network_flags.network_flags(
     ("Augmentation", AugmentationConfig),
     ("Loss", ImageLossConfig),
 )
-RESUME_MAY_CHANGE = FLAGS.named(resumable=True)
+RESUME_MAY_CHANGE = FLAGS.resumable
 
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
 ARCHITECTURE = architecture_of(NetworkConfig, AugmentationConfig)

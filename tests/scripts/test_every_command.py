@@ -15,9 +15,9 @@ from pathlib import Path
 import forked
 import pytest
 
-import dlrm.command_line
 from dlrm.files import NOT_PATHS
-from dlrm.flags import ConfigFlags, Subcommands, UsageError
+from dlrm.flags import ConfigFlags, UsageError
+from dlrm.published.command import TASKS as SYSTEMS
 from dlrm.tasks import start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,17 +95,16 @@ class CommandLine(BaseException):
         self.line = line
 
 
-def command_line(command):
+def command_line(command, *words):
     """Runs a command up to its command line, and returns that."""
 
     def end(line, _):
         raise CommandLine(line)
 
-    sys.argv = [command, "--"]
+    sys.argv = [command, *words, "--"]
     sys.path.insert(0, str((ROOT / command).parent))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigFlags, "parse", end)
-        patch.setattr(Subcommands, "parse", end)
         try:
             runpy.run_path(str(ROOT / command), run_name="__main__")
         except CommandLine as found:
@@ -113,12 +112,8 @@ def command_line(command):
     raise AssertionError(f"{command} parsed no flags")
 
 
-def words_of(line, task=()):
+def words_of(line):
     """Yields flags and arguments, and words that give each the value "{}" and all it needs."""
-    if isinstance(line, Subcommands):
-        for name, (_, own) in line.lines.items():
-            yield from words_of(own, (name,))
-        return
     for name in line.settings:
         shown = name if name in line.positional else f"--{name}"
         given = dict.fromkeys(line.required, "1") | {name: "{}"}
@@ -127,25 +122,23 @@ def words_of(line, task=()):
             for one in line.settings
             if one in given
         ]
-        yield " ".join([*task, shown]), [*task, *words]
+        yield shown, words
 
 
 def answers(command):
     """Returns the error, "" for none, of a URI in each flag of a command that takes any text."""
-    line, found = command_line(command), {}
-    for name, words in words_of(line):
-        error = error_of(line.parse, words, URI)
-        # Flags for numbers, choices or nothing refuse other texts, too.
-        if not error or "got a URI" in error or not error_of(line.parse, words, "x"):
-            found[name] = error
-            if takes_uris(line, name):
-                found[name] = f"takes: {error or error_of(line.parse, words, 'ftp://host/x')}"
+    found = {}
+    for task in [[name] for name in SYSTEMS] if "published" in command else [[]]:
+        line = command_line(command, *task)
+        for shown, words in words_of(line):
+            name = " ".join([*task, shown])
+            error = error_of(line.parse, words, URI)
+            # Flags for numbers, choices or nothing refuse other texts, too.
+            if not error or "got a URI" in error or not error_of(line.parse, words, "x"):
+                found[name] = error
+                if shown.lstrip("-") in line.uris:
+                    found[name] = f"takes: {error or error_of(line.parse, words, 'ftp://host/x')}"
     return found
-
-
-def takes_uris(line, name):
-    task, flag = name.split()[0], name.split()[-1].lstrip("-")
-    return flag in (line.lines[task][1] if isinstance(line, Subcommands) else line).uris
 
 
 def error_of(parse, words, value):
@@ -210,9 +203,8 @@ def get(number, command):
         time.sleep(60)
 
     start.join = signal_self
-    dlrm.command_line.end_while_imported = lambda name: None  # see test_command_line
     if command not in TRAININGS:
-        ConfigFlags.parse = Subcommands.parse = signal_self
+        ConfigFlags.parse = signal_self
 
 
 def code_of(command, words):
@@ -312,7 +304,6 @@ def test_every_command_has_a_help_and_names_a_wrong_flag(command, walked):
 @pytest.mark.parametrize(
     ("module", "words", "name"),
     [
-        ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
         ("dlrm.published.command", ("table", "002", "--output", URI), "--output "),
         ("dlrm.scripts.demo", ("--output", URI), "--output "),

@@ -28,7 +28,7 @@ class PlacesConfig:
     """The text, and the place of the dataset; field names are those of the flags."""
 
     source: tuple[Path, ...] = setting(
-        REQUIRED, "files, or directories of files", words=True, uri="read"
+        REQUIRED, "files, or directories of files", repeated=True, uri="read"
     )
     output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
 

@@ -32,10 +32,9 @@ def sent(task: Callable, mask: int) -> Callable:
 
     def run(batches: Any) -> Any:
         try:
-            import dlrm
+            from dlrm.version import __version__ as own
 
-            others = f"has dlrm {dlrm.__version__}, and the driver {__version__}"
-            problem = "" if dlrm.__version__ == __version__ else others
+            problem = "" if own == __version__ else f"has dlrm {own}, and the driver {__version__}"
         except ModuleNotFoundError as error:
             problem = f"has no module {error.name!r}; {_SEND}"
         if problem:
