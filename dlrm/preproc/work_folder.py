@@ -10,7 +10,6 @@ output is neither here nor at OUTPUT, according to its manifest, starts from the
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
