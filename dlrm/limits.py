@@ -8,7 +8,7 @@ imported.
 import os
 from pathlib import Path
 
-from dlrm.host_memory import host_memory
+from dlrm.machine import host_memory
 
 MAX_FEATURES = 1 << 16  # numerical or categorical ones of a row
 MAX_TASKS = 100_000  # that preprocessing is divided into

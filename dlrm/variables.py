@@ -16,7 +16,7 @@ A setting that the user made takes precedence; `DLRM_TUNE=0` changes nothing.
 import os
 import sys
 
-from dlrm.host_cores import available_cores
+from dlrm.machine import available_cores
 
 DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "GOMP_SPINCOUNT": "3000"}
 
