@@ -1,8 +1,7 @@
-"""JSON and YAML read from disk, within limits of size and depth.
+"""JSON and YAML read from disk, within limits of size and depth, and texts quoted in messages.
 
-Every reader of a specification, manifest, configuration or record uses these functions, so that
-none hangs, fills the memory or raises anything but a ValueError that names the file. Only the
-standard library is imported and, to read YAML, PyYAML.
+No content of a file makes its reader hang, fill the memory or raise anything but a ValueError that
+names the file.
 """
 
 import errno
@@ -13,7 +12,7 @@ import re
 import reprlib
 import resource
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MAX_JSON_BYTES = 1 << 28
@@ -22,7 +21,6 @@ MAX_DEPTH = 64  # of nested lists and maps
 MAX_NODES = 1 << 20  # of YAML, aliases expanded
 MAX_DIGITS = 300  # of an integer in YAML: Python refuses to print one of 4,300
 _TOO_DEEP = f"expected lists and maps at most {MAX_DEPTH} deep, got deeper ones"
-_NAMES = {dict: "a map", list: "a list", str: "a text", int: "an integer", float: "a number"}
 
 # Controls of ASCII and Latin-1, separators of lines, and controls of the direction of text.
 _CONTROLS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
@@ -93,23 +91,16 @@ def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
         return file.read(status.st_size)  # which is allocated before it is read
 
 
-def read_json(
-    path: str | os.PathLike, expected: type = dict, max_bytes: int = MAX_JSON_BYTES
-) -> Any:
-    """Reads a JSON file; see `parse_json`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is too large or of another form; the message names the file.
-    """
-    return parse_json(read_bytes(path, max_bytes), path, expected)
+def read_json(path: str | os.PathLike, expected: type = dict) -> Any:
+    """Reads a JSON file; see `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), path, expected)
 
 
 def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = dict) -> Any:
     """Returns the value of JSON in UTF-8.
 
     Args:
-        expected: type of the outermost value.
+        expected: `dict`, or `object` for any value.
 
     Raises:
         ValueError: it is not JSON, is deeper than `MAX_DEPTH`, or of another type; the message has
@@ -127,46 +118,42 @@ def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = d
         raise ValueError(f"{path}: {_TOO_DEEP}") from None
     except ValueError as error:  # an integer of thousands of digits
         raise ValueError(f"{path}: no JSON: {error}") from None
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH + 1):
-        level = [part for outer in level for part in _parts(outer)]
+        parts = (one.values() if isinstance(one, dict) else one for one in level if one)
+        level = [part for inner in parts for part in inner if isinstance(part, dict | list)]
     if level:
         raise ValueError(f"{path}: {_TOO_DEEP}")
-    return _of_type(value, path, expected)
+    return _checked(value, path, expected)
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yields the lists and maps in a list or map."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (part for part in parts if isinstance(part, dict | list))
-
-
-def _of_type(value: Any, path: str | os.PathLike, expected: type) -> Any:
+def _checked(value: Any, path: str | os.PathLike, expected: type = dict) -> Any:
     if not isinstance(value, expected):
-        raise ValueError(f"{path}: expected {_NAMES[expected]}, got {brief(value)}")
+        raise ValueError(f"{path}: expected a map, got {brief(value)}")
     return value
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Returns JSON of a value, with null for NaN and infinities, which JSON does not have."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
+    def finite(one: Any) -> Any:
+        return None if isinstance(one, float) and not math.isfinite(one) else one
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(_mapped(value, finite), indent=indent, allow_nan=False)
 
 
 def with_nan(value: Any) -> Any:
     """Returns a value of JSON with NaN for null, the inverse of `json_text` for numbers."""
+    return _mapped(value, lambda one: math.nan if one is None else one)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies a function to all values that are no lists or maps."""
     if isinstance(value, dict):
-        return {key: with_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [with_nan(entry) for entry in value]
-    return math.nan if value is None else value
+        return {key: _mapped(entry, function) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(entry, function) for entry in value]
+    return function(value)
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
@@ -198,14 +185,14 @@ def read_yaml(path: str | os.PathLike) -> Any:
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         # The last is raised for a value that contradicts its tag, such as !!timestamp of a word.
         raise ValueError(f"{path}: invalid YAML: {brief(str(error))}") from None
-    return _of_type(value, path, dict)
+    return _checked(value, path)
 
 
 def _check_node(root: Any) -> None:
     """Raises yaml.MarkedYAMLError for nodes beyond the limits, and for duplicate keys."""
     from yaml import MappingNode, MarkedYAMLError, ScalarNode
 
-    known: dict[int, tuple[int, int]] = {}  # node -> result; (0, 0) while it is not complete
+    known: dict[int, tuple[int, int]] = {}
 
     def measured(node: Any) -> tuple[int, int]:
         """Returns the number of values in a node, aliases expanded, and that of its levels."""
@@ -214,14 +201,16 @@ def _check_node(root: Any) -> None:
                 raise refused(node, f"expected an integer of at most {MAX_DIGITS} characters")
             return 1, 1
         if id(node) in known:
-            if known[id(node)] == (0, 0):
-                raise refused(node, "an alias of it stands within the node")
             return known[id(node)]
-        known[id(node)] = 0, 0
-        parts = node.value
+        known[id(node)] = MAX_NODES, 0  # for an alias within the node itself, which has no end
+        parts, keys = node.value, set[str]()
         if isinstance(node, MappingNode):
-            check_keys(key for key, _ in node.value)
             parts = [part for pair in node.value for part in pair]
+            for key in parts[::2]:
+                if isinstance(key, ScalarNode) and key.value != "<<":
+                    if key.value in keys:
+                        raise refused(key, f"{brief(key.value)} is a duplicate key")
+                    keys.add(key.value)
         found = [measured(part) for part in parts]
         values = 1 + sum(count for count, _ in found)
         levels = 1 + max((depth for _, depth in found), default=0)
@@ -231,14 +220,6 @@ def _check_node(root: Any) -> None:
             raise refused(node, _TOO_DEEP)
         known[id(node)] = values, levels
         return values, levels
-
-    def check_keys(keys: Iterable[Any]) -> None:
-        seen = set[str]()
-        for key in keys:
-            if isinstance(key, ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise refused(key, f"{brief(key.value)} is a duplicate key")
-                seen.add(key.value)
 
     def refused(node: Any, problem: str) -> MarkedYAMLError:
         return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -251,8 +232,7 @@ def line_of_key(path: str | os.PathLike, key: str) -> int | None:
     """Returns the line of a key of the map in a YAML file that `read_yaml` reads, or None."""
     import yaml
 
-    document: Any = yaml.compose(
-        read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"), yaml.SafeLoader
-    )
+    text = read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig")
+    document: Any = yaml.compose(text, yaml.SafeLoader)
     lines = (own.start_mark.line + 1 for own, _ in document.value if own.value == key)
     return next(lines, None)
