@@ -12,7 +12,7 @@ import re
 import reprlib
 import resource
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 MAX_JSON_BYTES = 1 << 28
