@@ -1,9 +1,7 @@
-"""Files and directories that appear complete and durable, or not at all.
+"""Files and directories that appear complete and durable, or not at all; checks of paths.
 
-Datasets, checkpoints, exports and scores are written with these functions. Content that appears
-under its final name is on the disk, together with its name and the names of the directories that
-were created above it. The functions also check that paths in files stay within their directory, and
-that paths of the user are no URIs. Only the standard library is imported.
+What appears under its final name is on the disk, together with its name and those of the
+directories that were created above it.
 """
 
 import ctypes
@@ -16,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +46,7 @@ _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*(?=:/)|[a-z][a-z0-9+.-]*(?=://)", re.IG
 
 
 def check_local(path: str | os.PathLike, name: str = "") -> None:
-    """Refuses a path that is no text in UTF-8, as checkpoints and logs state paths, and a URI.
+    """Refuses a URI, and a path that is no text in UTF-8, as checkpoints and logs state paths.
 
     The files of a URI, such as `s3://bucket/x`, would end up in a local folder `s3:`.
 
@@ -60,26 +58,18 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
         ValueError: it is one of these; the message has `name` and what to do instead.
     """
     text = os.fsdecode(path)
-    _check_utf8(text, name)
-    if scheme := _SCHEME.search(text):
-        shown = text if "://" in text else text.replace(":/", "://", 1)
-        instead = "use a local path, or mount the storage as a folder"
-        if scheme[0].lower() == "file":
-            instead = "leave out file://"
-        raise ValueError(
-            f"{f'{name} {shown}'.strip()}: expected a path of this machine, got a URI "
-            f"({scheme[0]}://); {instead}"
-        )
-
-
-def _check_utf8(text: str, name: str) -> None:
-    if not any("\ud800" <= letter <= "\udfff" for letter in text):
-        return
-    shown, remedy = os.fsencode(text).decode("utf-8", "backslashreplace"), "rename it"
-    if "\\x" not in shown:  # Python has read it in another encoding
-        remedy = "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, since this locale's encoding is "
-        remedy += sys.getfilesystemencoding()
-    raise ValueError(f"{f'{name} {shown}'.strip()}: expected a path in UTF-8; {remedy}")
+    problem = ""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        text = os.fsencode(text).decode("utf-8", "backslashreplace")
+        problem = "a path in UTF-8; rename it, or set PYTHONUTF8=1 if this locale's encoding, "
+        problem += f"{sys.getfilesystemencoding()}, is another"
+    elif scheme := _SCHEME.search(text):
+        text = text if "://" in text else text.replace(":/", "://", 1)
+        problem = f"a path of this machine, got a URI ({scheme[0]}://); "
+        is_file = scheme[0].lower() == "file"
+        problem += "leave out file://" if is_file else "use a local path, or a mounted folder"
+    if problem:
+        raise ValueError(f"{f'{name} {text}'.strip()}: expected {problem}")
 
 
 def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
@@ -103,11 +93,10 @@ def check_relative(name: Any, source: str | os.PathLike) -> None:
     """Checks that a name in a file is a path below a directory.
 
     Raises:
-        ValueError: it is not text, is empty, absolute or has `..`; the message has `source` and
-            name.
+        ValueError: it is not text, is empty, absolute or has `..`; the message has both.
     """
-    is_text = isinstance(name, str) and name not in ("", ".") and "\0" not in name
-    if not is_text or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if name in ("", ".") or not parts[0] or ".." in parts or "\0" in name:
         raise ValueError(
             f"{source}: expected a path within its directory, without .., got {brief(name)}"
         )
@@ -120,8 +109,7 @@ def within(
 
     Args:
         name: its path from there.
-        allow_links: whether symbolic links may lead out of the directory; None if no flag allows
-            it.
+        allow_links: whether links may lead out of the directory; None if no flag allows it.
 
     Raises:
         ValueError: the file is elsewhere; the message has `source` and name.
@@ -163,8 +151,7 @@ def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterato
 
     Args:
         path: the file, or the directory of several.
-        staged: the directory in which an entry, of any name, will become `path`; errors of what is
-            in this entry name their final path.
+        staged: the directory in which an entry will become `path`; errors name the final paths.
     """
     try:
         yield
