@@ -25,10 +25,6 @@ _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _ZEROED = rb"\g<1>00000000\g<3>"
 _LINES_SUM = b"# CRC-32 of the lines below: "
-_PREPARED_BY = {
-    "image dataset": "dlrm prepare-images",
-    "pre-training dataset": "dlrm prepare-text",
-}
 
 
 class Checksum:
@@ -166,10 +162,7 @@ def read_manifest(
     """
     path = directory / MANIFEST
     if not path.is_file():
-        made_by = f"; {_PREPARED_BY[kind]} makes one" if kind in _PREPARED_BY else ""
-        raise FileNotFoundError(
-            f"{path}: no such file, so {directory} is not a complete {kind}{made_by}"
-        )
+        raise FileNotFoundError(f"{path}: no such file, so {directory} is not a complete {kind}")
     manifest = read_sealed(path, required=True)
     files = files_of(manifest, str(path))
     found, version = manifest.get("kind"), manifest.get("version")

@@ -1,11 +1,7 @@
-"""Arrays over files of any number: memory maps that keep no file open.
+"""Arrays over any number of files: memory maps that keep no file open.
 
-`mmap.mmap`, and with it `numpy.memmap`, keeps a descriptor for each map. A dataset has a file for
-each field, and a process can usually open 1,024. Python 3.13 and later can do without
-(`trackfd=False`); these functions call the C library, which does in every version.
-
-As with other maps, a file that is replaced under its name stays mapped as it was; one that is
-truncated ends a process that reads behind its end.
+`numpy.memmap` keeps a descriptor for each map, and a process can usually open 1,024. Python's
+`mmap` can do without since 3.13 (`trackfd=False`), so these functions call the C library.
 """
 
 import ctypes
