@@ -1,8 +1,7 @@
-"""JSON and YAML read from disk, within limits of size and depth.
+"""JSON and YAML read from disk, within limits of size and depth, and texts quoted in messages.
 
-Every reader of a specification, manifest, configuration or record uses these functions, so that
-none hangs, fills the memory or raises anything but a ValueError that names the file. Only the
-standard library is imported and, to read YAML, PyYAML.
+No content of a file makes its reader hang, fill the memory or raise anything but a ValueError that
+names the file.
 """
 
 import errno
@@ -13,17 +12,18 @@ import re
 import reprlib
 import resource
 import stat
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import yaml
+from collections.abc import Callable
+from typing import Any
 
 MAX_JSON_BYTES = 1 << 28
 MAX_YAML_BYTES = 1 << 21  # read in 15 s
 MAX_DEPTH = 64  # of nested lists and maps
 MAX_NODES = 1 << 20  # of YAML, aliases expanded
-_NAMES = {dict: "a map", list: "a list", str: "a text", int: "an integer", float: "a number"}
+MAX_DIGITS = 300  # of an integer in YAML: Python refuses to print one of 4,300
+_TOO_DEEP = f"expected lists and maps at most {MAX_DEPTH} deep, got deeper ones"
+
+# Controls of ASCII and Latin-1, separators of lines, and controls of the direction of text.
+_CONTROLS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 
 _brief = reprlib.Repr()
 _brief.maxlevel, _brief.maxstring, _brief.maxother = 2, 80, 200
@@ -40,7 +40,16 @@ def one_line(error: object) -> str:
     Indented continuation lines of a message are kept. If too many files were open, the message
     also has the limit and the remedy.
     """
-    return _printable(r"\n(?!  )|(?!\n)" + _CONTROLS, str(error)) + _remedy(error)
+    text, cause = _printable(r"\n(?!  )|(?!\n)" + _CONTROLS, str(error)), error
+    while isinstance(cause, BaseException):
+        if isinstance(cause, OSError) and cause.errno == errno.EMFILE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return (
+                f"{text}: the command needs more than {limit} open files, the limit of this "
+                f"process; ulimit -n {4 * limit} before the command allows more"
+            )
+        cause = cause.__cause__
+    return text
 
 
 def cell(value: str, most: int = 60) -> str:
@@ -53,7 +62,7 @@ def cell(value: str, most: int = 60) -> str:
     if len(value) > most:
         head, tail = value[: most // 2], value[-(most // 3) :]
         value = f"{head}... ({len(value):,} characters) ...{tail}"
-    return _printable(_CONTROLS, value)
+    return printable(value)
 
 
 def printable(text: object) -> str:
@@ -61,29 +70,9 @@ def printable(text: object) -> str:
     return _printable(_CONTROLS, str(text))
 
 
-# Controls of ASCII and Latin-1, separators of lines, and controls of the direction of text.
-_CONTROLS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
-
-
 def _printable(controls: str, text: str) -> str:
-    escaped = re.sub(controls, _escaped, text)
+    escaped = re.sub(controls, lambda found: found[0].encode("unicode_escape").decode(), text)
     return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _remedy(error: object) -> str:
-    while isinstance(error, BaseException):
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return (
-                f": the command needs more than {limit} open files, the limit of this process; "
-                f"ulimit -n {4 * limit} before the command allows more"
-            )
-        error = error.__cause__
-    return ""
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
@@ -102,45 +91,16 @@ def read_bytes(path: str | os.PathLike, max_bytes: int) -> bytes:
         return file.read(status.st_size)  # which is allocated before it is read
 
 
-def read_json(
-    path: str | os.PathLike, expected: type = dict, max_bytes: int = MAX_JSON_BYTES
-) -> Any:
-    """Reads a JSON file; see `parse_json`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is too large or of another form; the message names the file.
-    """
-    return parse_json(read_bytes(path, max_bytes), path, expected)
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """Returns JSON of a value, with null for NaN and infinities, which JSON does not have."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def with_nan(value: Any) -> Any:
-    """Returns a value of JSON with NaN for null, the inverse of `json_text` for numbers."""
-    if isinstance(value, dict):
-        return {key: with_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [with_nan(entry) for entry in value]
-    return math.nan if value is None else value
+def read_json(path: str | os.PathLike, expected: type = dict) -> Any:
+    """Reads a JSON file; see `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), path, expected)
 
 
 def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = dict) -> Any:
     """Returns the value of JSON in UTF-8.
 
     Args:
-        expected: type of the outermost value.
+        expected: `dict`, or `object` for any value.
 
     Raises:
         ValueError: it is not JSON, is deeper than `MAX_DEPTH`, or of another type; the message has
@@ -158,21 +118,42 @@ def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = d
         raise ValueError(f"{path}: {_TOO_DEEP}") from None
     except ValueError as error:  # an integer of thousands of digits
         raise ValueError(f"{path}: no JSON: {error}") from None
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH + 1):
-        level = [part for outer in level for part in _parts(outer)]
-        if not level:
-            return _of_type(value, path, expected)
-    raise ValueError(f"{path}: {_TOO_DEEP}")
+        parts = (one.values() if isinstance(one, dict) else one for one in level if one)
+        level = [part for inner in parts for part in inner if isinstance(part, dict | list)]
+    if level:
+        raise ValueError(f"{path}: {_TOO_DEEP}")
+    return _checked(value, path, expected)
 
 
-_TOO_DEEP = f"expected lists and maps at most {MAX_DEPTH} deep, got deeper ones"
+def _checked(value: Any, path: str | os.PathLike, expected: type = dict) -> Any:
+    if not isinstance(value, expected):
+        raise ValueError(f"{path}: expected a map, got {brief(value)}")
+    return value
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yields the lists and maps in a list or map."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (part for part in parts if isinstance(part, dict | list))
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Returns JSON of a value, with null for NaN and infinities, which JSON does not have."""
+
+    def finite(one: Any) -> Any:
+        return None if isinstance(one, float) and not math.isfinite(one) else one
+
+    return json.dumps(_mapped(value, finite), indent=indent, allow_nan=False)
+
+
+def with_nan(value: Any) -> Any:
+    """Returns a value of JSON with NaN for null, the inverse of `json_text` for numbers."""
+    return _mapped(value, lambda one: math.nan if one is None else one)
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies a function to all values that are no lists or maps."""
+    if isinstance(value, dict):
+        return {key: _mapped(entry, function) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(entry, function) for entry in value]
+    return function(value)
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
@@ -187,10 +168,11 @@ def read_yaml(path: str | os.PathLike) -> Any:
     import yaml
 
     content = read_bytes(path, MAX_YAML_BYTES)
-    loader = None
     try:
-        loader = _loader()(content.decode("utf-8-sig"))
-        value = loader.get_single_data()
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
+        node = loader.get_single_node()
+        _check_node(node)  # before values are made of it
+        value = None if node is None else loader.construct_document(node)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start}: invalid YAML, as it is not UTF-8") from None
     except yaml.MarkedYAMLError as error:
@@ -198,83 +180,59 @@ def read_yaml(path: str | os.PathLike) -> Any:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = (error.problem or error.context or "")[:200]
         raise ValueError(f"{path}: {place}invalid YAML: {problem}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: invalid YAML: {_TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         # The last is raised for a value that contradicts its tag, such as !!timestamp of a word.
         raise ValueError(f"{path}: invalid YAML: {brief(str(error))}") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-    return _of_type(value, path, dict)
+    return _checked(value, path)
+
+
+def _check_node(root: Any) -> None:
+    """Raises yaml.MarkedYAMLError for nodes beyond the limits, and for duplicate keys."""
+    from yaml import MappingNode, MarkedYAMLError, ScalarNode
+
+    known: dict[int, tuple[int, int]] = {}
+
+    def measured(node: Any) -> tuple[int, int]:
+        """Returns the number of values in a node, aliases expanded, and that of its levels."""
+        if isinstance(node, ScalarNode):
+            if node.tag.endswith(":int") and len(node.value) > MAX_DIGITS:
+                raise refused(node, f"expected an integer of at most {MAX_DIGITS} characters")
+            return 1, 1
+        if id(node) in known:
+            return known[id(node)]
+        known[id(node)] = MAX_NODES, 0  # for an alias within the node itself, which has no end
+        parts, keys = node.value, set[str]()
+        if isinstance(node, MappingNode):
+            parts = [part for pair in node.value for part in pair]
+            for key in parts[::2]:
+                if isinstance(key, ScalarNode) and key.value != "<<":
+                    if key.value in keys:
+                        raise refused(key, f"{brief(key.value)} is a duplicate key")
+                    keys.add(key.value)
+        found = [measured(part) for part in parts]
+        values = 1 + sum(count for count, _ in found)
+        levels = 1 + max((depth for _, depth in found), default=0)
+        if values > MAX_NODES:
+            raise refused(node, f"expected at most {MAX_NODES} values, aliases expanded")
+        if levels > MAX_DEPTH:
+            raise refused(node, _TOO_DEEP)
+        known[id(node)] = values, levels
+        return values, levels
+
+    def refused(node: Any, problem: str) -> MarkedYAMLError:
+        return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+    if root is not None:
+        measured(root)
 
 
 def line_of_key(path: str | os.PathLike, key: str) -> int | None:
     """Returns the line of a key of the map in a YAML file that `read_yaml` reads, or None."""
-    loader = _loader()(read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"))
-    try:
-        document: Any = loader.get_single_node()
-        pairs = document.value
-        return next((own.start_mark.line + 1 for own, _ in pairs if own.value == key), None)
-    finally:
-        loader.dispose()
-
-
-def _of_type(value: Any, path: str | os.PathLike, expected: type) -> Any:
-    if not isinstance(value, expected):
-        raise ValueError(f"{path}: expected {_NAMES[expected]}, got {brief(value)}")
-    return value
-
-
-def _loader() -> "type[yaml.SafeLoader]":
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Counts levels and nodes before any value is made of them."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__(text)
-            self._depth = 0
-            self._nodes = 0  # so far, aliases expanded
-            self._of_anchor: dict[str, int] = {}
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
-            before = self._nodes
-            if isinstance(event, yaml.AliasEvent):
-                if event.anchor in self.anchors and event.anchor not in self._of_anchor:
-                    raise self._refused(event, f"alias {event.anchor!r} stands within its own node")
-                self._nodes += self._of_anchor.get(str(event.anchor), 0)
-            self._nodes += 1
-            self._depth += 1
-            if self._nodes > MAX_NODES:
-                raise self._refused(event, f"expected at most {MAX_NODES} values, aliases expanded")
-            if self._depth > MAX_DEPTH:
-                raise self._refused(event, _TOO_DEEP)
-            node = super().compose_node(parent, index)
-            self._depth -= 1
-            if event.anchor is not None and not isinstance(event, yaml.AliasEvent):
-                self._of_anchor[event.anchor] = self._nodes - before
-            return node
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
-            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if key.value in seen:
-                        raise yaml.MarkedYAMLError(
-                            problem=f"{brief(key.value)} is a duplicate key",
-                            problem_mark=key.start_mark,
-                        )
-                    seen.add(key.value)
-            return super().construct_mapping(node, deep)
-
-        def construct_yaml_int(self, node: Any) -> int:
-            value = super().construct_yaml_int(node)
-            if value.bit_length() > 1024:  # Python refuses to print one of 4300 digits
-                raise ValueError(f"expected at most 1024 bits, got {value.bit_length()}")
-            return value
-
-        def _refused(self, event: Any, problem: str) -> yaml.MarkedYAMLError:
-            return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    return Loader
+    text = read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig")
+    document: Any = yaml.compose(text, yaml.SafeLoader)
+    lines = (own.start_mark.line + 1 for own, _ in document.value if own.value == key)
+    return next(lines, None)

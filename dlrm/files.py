@@ -1,31 +1,34 @@
-"""Files and directories that appear complete and durable, or not at all.
+"""Files and directories that appear complete and durable, or not at all; checks of paths.
 
-Datasets, checkpoints, exports and scores are written with these functions. Content that appears
-under its final name is on the disk, together with its name and the names of the directories that
-were created above it. The functions also check that paths in files stay within their directory, and
-that paths of the user are no URIs. Only the standard library is imported.
+What appears under its final name is on the disk, together with its name and those of the
+directories that were created above it.
 """
 
+import ctypes
 import errno
 import os
 import re
 import shutil
 import stat
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from dlrm.documents import brief, read_json
-from dlrm.locks import OwnedDirectory, abandoned, exchange, new_suffix, remove_tree, sync, try_lock
+from dlrm.locks import abandoned, new_suffix, owned_directory, remove_abandoned, sync
 
 _OLD = "old"  # beside a staging directory: what it replaces, between two renames
 _SYNCED_AT_ONCE = 8  # 2,000 small files take 0.2 s, one at a time 0.9 (ext4)
-_STACK_BYTES = 1 << 18  # of a thread that waits for the disk
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
+_AT_FDCWD = -100
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
+# Of a kernel or a file system that cannot exchange two names.
+_CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 # Flags and keyword arguments that may look like a URI: all others are taken for paths.
 NOT_PATHS = frozenset(
@@ -43,7 +46,7 @@ _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*(?=:/)|[a-z][a-z0-9+.-]*(?=://)", re.IG
 
 
 def check_local(path: str | os.PathLike, name: str = "") -> None:
-    """Refuses a path that is no text in UTF-8, as checkpoints and logs state paths, and a URI.
+    """Refuses a URI, and a path that is no text in UTF-8, as checkpoints and logs state paths.
 
     The files of a URI, such as `s3://bucket/x`, would end up in a local folder `s3:`.
 
@@ -55,26 +58,18 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
         ValueError: it is one of these; the message has `name` and what to do instead.
     """
     text = os.fsdecode(path)
-    _check_utf8(text, name)
-    if scheme := _SCHEME.search(text):
-        shown = text if "://" in text else text.replace(":/", "://", 1)
-        instead = "use a local path, or mount the storage as a folder"
-        if scheme[0].lower() == "file":
-            instead = "leave out file://"
-        raise ValueError(
-            f"{f'{name} {shown}'.strip()}: expected a path of this machine, got a URI "
-            f"({scheme[0]}://); {instead}"
-        )
-
-
-def _check_utf8(text: str, name: str) -> None:
-    if not any("\ud800" <= letter <= "\udfff" for letter in text):
-        return
-    shown, remedy = os.fsencode(text).decode("utf-8", "backslashreplace"), "rename it"
-    if "\\x" not in shown:  # Python has read it in another encoding
-        remedy = "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, since this locale's encoding is "
-        remedy += sys.getfilesystemencoding()
-    raise ValueError(f"{f'{name} {shown}'.strip()}: expected a path in UTF-8; {remedy}")
+    problem = ""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        text = os.fsencode(text).decode("utf-8", "backslashreplace")
+        problem = "a path in UTF-8; rename it, or set PYTHONUTF8=1 if this locale's encoding, "
+        problem += f"{sys.getfilesystemencoding()}, is another"
+    elif scheme := _SCHEME.search(text):
+        text = text if "://" in text else text.replace(":/", "://", 1)
+        problem = f"a path of this machine, got a URI ({scheme[0]}://); "
+        is_file = scheme[0].lower() == "file"
+        problem += "leave out file://" if is_file else "use a local path, or a mounted folder"
+    if problem:
+        raise ValueError(f"{f'{name} {text}'.strip()}: expected {problem}")
 
 
 def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
@@ -98,11 +93,10 @@ def check_relative(name: Any, source: str | os.PathLike) -> None:
     """Checks that a name in a file is a path below a directory.
 
     Raises:
-        ValueError: it is not text, is empty, absolute or has `..`; the message has `source` and
-            name.
+        ValueError: it is not text, is empty, absolute or has `..`; the message has both.
     """
-    is_text = isinstance(name, str) and name not in ("", ".") and "\0" not in name
-    if not is_text or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+    parts = name.split("/") if isinstance(name, str) else [""]
+    if name in ("", ".") or not parts[0] or ".." in parts or "\0" in name:
         raise ValueError(
             f"{source}: expected a path within its directory, without .., got {brief(name)}"
         )
@@ -115,33 +109,20 @@ def within(
 
     Args:
         name: its path from there.
-        allow_links: whether symbolic links may lead out of the directory; None if no flag allows
-            it.
+        allow_links: whether links may lead out of the directory; None if no flag allows it.
 
     Raises:
         ValueError: the file is elsewhere; the message has `source` and name.
     """
     check_relative(name, source)
     path = directory / name
-    if not allow_links and _has_link(directory, name):
-        resolved = path.resolve()
-        if not resolved.is_relative_to(directory.resolve()):
-            hint = "" if allow_links is None else "; --allow_links reads it all the same"
-            raise ValueError(
-                f"{source}: {brief(name)}: expected a file in {directory}, got a symbolic link to "
-                f"{resolved}{hint}"
-            )
+    if not allow_links and not (resolved := path.resolve()).is_relative_to(directory.resolve()):
+        hint = "" if allow_links is None else "; --allow_links reads it all the same"
+        raise ValueError(
+            f"{source}: {brief(name)}: expected a file in {directory}, got a symbolic link to "
+            f"{resolved}{hint}"
+        )
     return path
-
-
-def _has_link(directory: Path, name: str) -> bool:
-    """Returns whether a part of a relative path is a symbolic link."""
-    place = os.fspath(directory)
-    for part in name.split("/"):
-        place = os.path.join(place, part)
-        if os.path.islink(place):
-            return True
-    return False
 
 
 def check_owned(directory: Path) -> None:
@@ -162,9 +143,6 @@ def check_owned(directory: Path) -> None:
             )
 
 
-_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
 @contextmanager
 def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterator[None]:
     """Gives errors of writing a file within the block its path, where they have none.
@@ -173,7 +151,7 @@ def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterato
 
     Args:
         path: the file, or the directory of several.
-        staged: path that its content is written to; errors name its final path.
+        staged: the directory in which an entry will become `path`; errors name the final paths.
     """
     try:
         yield
@@ -183,7 +161,7 @@ def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterato
     except OSError as error:
         name = error.filename if isinstance(error.filename, str | os.PathLike) else None
         if staged is not None and name is not None and Path(name).is_relative_to(staged):
-            final = os.fspath(Path(path, Path(name).relative_to(staged)))
+            final = os.fspath(Path(path, *Path(name).relative_to(staged).parts[1:]))
             raise type(error)(error.errno, error.strerror, final) from error
         if error.filename is None and error.errno in _OF_WRITING:
             raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
@@ -199,12 +177,43 @@ def check_outside(path: str | os.PathLike, source: str | os.PathLike) -> None:
 
 
 @contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """Yields the path of a new file that becomes `path` when the block ends without an error.
+
+    After an error `path` is unchanged. Leftovers of killed processes are removed first.
+
+    Args:
+        path: file to create or replace; its parent must exist.
+
+    Raises:
+        OSError: it cannot be written; the message names `path`.
+        ValueError: `path` is a URI.
+    """
+    check_local(path)
+    final = Path(path)
+    remove_abandoned(final.parent, _prefix(final))
+    folder = _new_folder(final)
+    with errors_named(final, folder), owned_directory(folder):
+        yield folder / final.name
+        sync(folder / final.name)
+        (folder / final.name).replace(final)
+        sync(final.parent)
+
+
+def write_atomically(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file that readers see complete or not at all."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
 def atomic_directory(
     path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None
 ) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
 
-    After an error the new directory is removed, and `path` is unchanged.
+    After an error the new directory is removed, and `path` is unchanged. Leftovers of killed
+    processes are removed first.
 
     Args:
         path: the directory to create; its parents are created.
@@ -219,54 +228,21 @@ def atomic_directory(
         OSError: nothing can be written there.
         ValueError: `path` is a URI.
     """
-    staged = StagedDirectory(path, replace, beside)
-    try:
-        with errors_named(path, staged.path):
-            yield staged.path
-            staged.publish()
-    except BaseException:
-        staged.remove()
-        raise
-
-
-class StagedDirectory:
-    """The directory of `atomic_directory`, for callers without a block.
-
-    Args:
-        path, replace, beside: see `atomic_directory`, also for errors.
-
-    Attributes:
-        final: the directory that it becomes, without links.
-        path: the directory to fill.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None
-    ) -> None:
-        check_local(path)
-        self.final = Path(path).resolve()  # replaces the target of a link, not the link
-        place = self.final if beside is None else beside.resolve()
-        tidy_after_killed(place)
-        check_replaceable(self.final, replace)
-        make_directories(self.final.parent)
-        self._replace = bool(replace)
-        self._owned = OwnedDirectory(place.parent, _prefix(place))
-        self.path = self._owned.path / "content"
-        self.path.mkdir()
-
-    def publish(self) -> None:
-        """Moves the complete directory to its final path, and removes the old content.
-
-        Raises:
-            FileExistsError: it may not replace what another process has written there meanwhile.
-        """
-        publish_directory(self.path, self.final, self._replace)
-        self.remove()
-
-    def remove(self) -> None:
-        """Removes what is not published: the directory, or the content that it replaced."""
-        restore_replaced(self._owned.path, self.final)  # after Ctrl-C between two renames
-        self._owned.remove()
+    check_local(path)
+    final = Path(path).resolve()  # replaces the target of a link, not the link
+    place = final if beside is None else beside.resolve()
+    tidy_after_killed(place)
+    check_replaceable(final, replace)
+    make_directories(final.parent)
+    folder = _new_folder(place)
+    with errors_named(path, folder), owned_directory(folder):
+        content = folder / "content"
+        content.mkdir()
+        try:
+            yield content
+            publish_directory(content, final, bool(replace))
+        finally:
+            restore_replaced(folder, final)  # after Ctrl-C between two renames
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
@@ -277,9 +253,7 @@ def check_replaceable(path: Path, replace: bool | str) -> None:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{parent}: expected a directory that may be written in")
     if path.is_mount():
-        raise FileExistsError(
-            f"{path}: a mount point cannot be replaced by a new directory; name one inside it"
-        )
+        raise FileExistsError(f"{path}: a mount point cannot be replaced; name a directory in it")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
@@ -291,13 +265,11 @@ def check_replaceable(path: Path, replace: bool | str) -> None:
             f"{path}: exists and has no {MANIFEST}, so it was not written by this program and is "
             "not replaced; name another directory or remove it"
         )
-    if isinstance(replace, str):
-        kind = read_json(path / MANIFEST).get("kind")
-        if kind != replace:
-            raise FileExistsError(
-                f"{path}: expected nothing, or an earlier {replace} to replace, got a "
-                f"{brief(kind)}; name another directory"
-            )
+    if isinstance(replace, str) and (kind := read_json(path / MANIFEST).get("kind")) != replace:
+        raise FileExistsError(
+            f"{path}: expected nothing, or an earlier {replace} to replace, got a {brief(kind)}; "
+            "name another directory"
+        )
 
 
 def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
@@ -315,7 +287,15 @@ def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
     """
     sync_tree(staging)
     if replace and final.exists():
-        _replace(staging, final)
+        if not exchange(staging, final):
+            old = staging.with_name(_OLD)
+            final.rename(old)
+            try:
+                staging.rename(final)
+            except BaseException:
+                old.rename(final)
+                raise
+            old.rename(staging)
     else:
         try:
             staging.rename(final)
@@ -326,22 +306,27 @@ def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
     sync(final.parent)
 
 
-def _replace(staging: Path, final: Path) -> None:
-    """Exchanges two directories."""
-    if exchange(staging, final):
-        return
-    old = staging.with_name(_OLD)
-    final.rename(old)
-    try:
-        staging.rename(final)
-    except BaseException:
-        old.rename(final)
-        raise
-    old.rename(staging)
+def exchange(first: Path, other: Path) -> bool:
+    """Exchanges two directories at one instant, so that each name always has one of them.
+
+    Returns:
+        Whether it did; False if the system or the file system cannot.
+
+    Raises:
+        OSError: it failed for another reason; the message names both.
+    """
+    if _renameat2 is None:
+        return False
+    names = os.fsencode(first), os.fsencode(other)
+    if _renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0:
+        return True
+    if (number := ctypes.get_errno()) in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(other))
 
 
 def restore_replaced(folder: Path, final: Path) -> None:
-    """Restores `final` if a process was killed between the two renames that replace it.
+    """Restores `final` if a process was stopped between the two renames that replace it.
 
     Args:
         folder: directory of the staging directory, in which no process works anymore.
@@ -351,19 +336,21 @@ def restore_replaced(folder: Path, final: Path) -> None:
 
 
 def tidy_after_killed(final: Path) -> None:
-    """Removes leftovers of processes killed while they wrote `final`; see `restore_replaced`."""
-    for left in abandoned(final.parent, _prefix(final)):
-        restore_replaced(left, final)
-        remove_tree(left)
+    """Removes what killed processes left of `final`; see `restore_replaced`."""
+    for folder in abandoned(final.parent, _prefix(final)):
+        restore_replaced(folder, final)
 
 
 def _prefix(final: Path) -> str:
-    """Returns the beginning of the names of what will become `final`."""
     return f".{final.name}.partial-"
 
 
+def _new_folder(final: Path) -> Path:
+    return final.with_name(f"{_prefix(final)}{new_suffix()}")
+
+
 def tidy_leftovers(directory: Path) -> None:
-    """Removes leftovers of killed processes, which were writing or removing, in a directory.
+    """Removes what killed processes left of any entry of a directory, as they wrote or removed it.
 
     No other process may write there at the same time.
     """
@@ -380,29 +367,12 @@ def sync_tree(directory: Path) -> None:
 
     Many files are waited for at a time, since the disk then writes them together.
     """
-    folders = [(parent, names) for parent, _, names in os.walk(directory, topdown=False)]
-    sync_files([Path(path, name) for path, names in folders for name in names])
+    folders = [(Path(parent), names) for parent, _, names in os.walk(directory, topdown=False)]
+    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+        for _ in pool.map(sync, [parent / name for parent, names in folders for name in names]):
+            pass
     for parent, _ in folders:
-        sync(Path(parent))
-
-
-def sync_files(paths: Sequence[Path]) -> None:
-    """Waits until files are on the disk, for many at a time."""
-    before = threading.stack_size(_STACK_BYTES)  # instead of 8 MiB, which limits of memory count
-    try:
-        with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-            for _ in pool.map(sync, paths):
-                pass
-    finally:
-        threading.stack_size(before)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Links a file under another name, or copies it if it cannot be linked."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+        sync(parent)
 
 
 def make_directories(path: Path) -> None:
@@ -421,47 +391,12 @@ def make_directories(path: Path) -> None:
         sync(directory.parent)
 
 
-@contextmanager
-def atomic_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[Path]:
-    """Yields the path of a new file that becomes `path` when the block ends without an error.
-
-    After an error the new file is removed and `path` is unchanged. Leftovers of killed processes
-    are removed first.
-
-    Args:
-        path: file to create or replace; its parent must exist.
-        one_of_many: whether the caller writes a directory of files, removes leftovers and waits
-            for all names at the end (`sync`), as to do it for each takes long.
-
-    Raises:
-        OSError: it cannot be written; the message names `path`.
-        ValueError: `path` is a URI.
-    """
-    check_local(path)
-    final = Path(path)
-    lock = None
-    while lock is None:  # another process may take a file without a lock for an abandoned one
-        partial = final.with_name(f"{_prefix(final)}{new_suffix()}")
-        if one_of_many:
-            break
-        for left in abandoned(final.parent, _prefix(final)):
-            if left.is_file():
-                left.unlink()
-        with errors_named(final, partial):
-            lock = try_lock(partial)
+def link_or_copy(source: str, target: str) -> None:
+    """Links a file under another name, or copies it if it cannot be linked."""
     try:
-        with errors_named(final, partial):
-            yield partial
-            sync(partial)
-            partial.replace(final)
-            if not one_of_many:
-                sync(final.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def write_array(path: str | os.PathLike, array: Any) -> None:
@@ -476,7 +411,17 @@ def write_array(path: str | os.PathLike, array: Any) -> None:
         npy.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
-def write_atomically(path: str | os.PathLike, text: str) -> None:
-    """Writes a text file that readers see complete or not at all."""
-    with atomic_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+class StagedDirectory:
+    """`atomic_directory` without a block, until the writer of checkpoints uses an `ExitStack`."""
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.final, self._block = Path(path).resolve(), atomic_directory(path)
+        self.path = self._block.__enter__()
+
+    def publish(self) -> None:
+        self._block.__exit__(None, None, None)
+
+    def remove(self) -> None:
+        error = InterruptedError()
+        with suppress(InterruptedError):
+            self._block.__exit__(type(error), error, None)

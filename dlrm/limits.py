@@ -1,14 +1,12 @@
 """Compares a command's needs with available resources before anything is allocated.
 
-Compares a lower bound on the need with an upper bound on free resources, so no job that fits is
-refused. Readers of a format compare a file's claims with its size. Only the standard library is
-imported.
+The need is a lower bound, and what is free an upper one, so no job that fits is refused.
 """
 
 import os
 from pathlib import Path
 
-from dlrm.host_memory import host_memory
+from dlrm.machine import host_memory
 
 MAX_FEATURES = 1 << 16  # numerical or categorical ones of a row
 MAX_TASKS = 100_000  # that preprocessing is divided into
@@ -16,11 +14,7 @@ _PROCESSES_A_CORE = 16
 
 
 def check_features(flag: str, count: int) -> None:
-    """Raises ValueError if a row would have fewer than 0 or more than `MAX_FEATURES` features.
-
-    Args:
-        flag: its source, for the message.
-    """
+    """Raises ValueError, which names the flag, for fewer than 0 or too many features of a row."""
     if not 0 <= count <= MAX_FEATURES:
         raise ValueError(f"{flag} {count}: expected 0 to {MAX_FEATURES}")
 
@@ -33,36 +27,24 @@ def check_processes(flag: str, count: int) -> None:
 
 
 def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
-    """Compares the bytes to be written with those free on the disk.
+    """Raises ValueError, which names `what`, if fewer bytes are free on the disk of a directory.
 
-    Args:
-        directory: directory to write to, which need not exist.
-        what: their purpose, for the message.
-
-    Raises:
-        ValueError: fewer are free; the message has both numbers.
+    The directory need not exist.
     """
     path = Path(directory).absolute()
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     status = os.statvfs(existing)
     free = status.f_bfree * status.f_frsize  # includes the part reserved for root, who may run this
     if needed > free:
-        raise ValueError(
-            f"{what}: needs {_gb(needed)} on the disk, {existing} has {_gb(free)} free"
-        )
+        both = f"{_gb(needed)} on the disk, {existing} has {_gb(free)} free"
+        raise ValueError(f"{what}: needs {both}")
 
 
 def check_memory(needed: int, what: str) -> None:
-    """Compares the bytes to be allocated with free memory and swap.
-
-    Raises:
-        ValueError: fewer are free, possibly by a control group's limit; the message has both.
-    """
-    memory = host_memory()
-    if memory is not None and needed > memory[0]:
-        raise ValueError(
-            f"{what}: needs {_gb(needed)} of memory, of which {_gb(memory[0])} are free"
-        )
+    """Raises ValueError, which names `what`, if fewer bytes of memory and swap are free."""
+    free = (host_memory() or (needed, needed))[0]
+    if needed > free:
+        raise ValueError(f"{what}: needs {_gb(needed)} of memory, of which {_gb(free)} are free")
 
 
 def _gb(count: int) -> str:

@@ -1,11 +1,7 @@
-"""Arrays over files of any number: memory maps that keep no file open.
+"""Arrays over any number of files: memory maps that keep no file open.
 
-`mmap.mmap`, and with it `numpy.memmap`, keeps a descriptor for each map. A dataset has a file for
-each field, and a process can usually open 1,024. Python 3.13 and later can do without
-(`trackfd=False`); these functions call the C library, which does in every version.
-
-As with other maps, a file that is replaced under its name stays mapped as it was; one that is
-truncated ends a process that reads behind its end.
+`numpy.memmap` keeps a descriptor for each map, and a process can usually open 1,024. Python's
+`mmap` can do without since 3.13 (`trackfd=False`), so these functions call the C library.
 """
 
 import ctypes
@@ -14,7 +10,7 @@ import mmap
 import os
 import weakref
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -47,8 +43,25 @@ def map_file(
         OSError: the file cannot be opened or mapped; the message names it.
         ValueError: the file is too short or, without a shape, has a part of a value.
     """
+    dtype = np.dtype(dtype)
     with open(path, "rb", buffering=0) as file:
-        return _mapped(file.fileno(), path, np.dtype(dtype), shape, offset, private)
+        available = os.fstat(file.fileno()).st_size - offset
+        if shape is None:
+            shape = (available // dtype.itemsize,)
+            if available % dtype.itemsize:
+                raise ValueError(
+                    f"{path}: expected a multiple of {dtype.itemsize} bytes, got {available}"
+                )
+        size = math.prod(shape) * dtype.itemsize
+        if size > available:
+            raise ValueError(f"{path}: expected {offset + size} bytes, got {offset + available}")
+        if not size:  # nothing can be mapped
+            return np.empty(shape, dtype)
+        try:
+            content = np.asarray(_Map(file.fileno(), offset, size, private))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    return content.view(dtype).reshape(shape)
 
 
 def map_npy(path: str | os.PathLike) -> np.ndarray:
@@ -60,49 +73,16 @@ def map_npy(path: str | os.PathLike) -> np.ndarray:
     """
     with open(path, "rb") as file:
         try:
-            shape, in_columns, dtype = _header(file)
+            if (version := np.lib.format.read_magic(file)) != (1, 0):  # others: headers over 64 KiB
+                raise ValueError(f"expected version 1.0, got {version}")
+            shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
+            if dtype.hasobject or min(shape, default=0) < 0:
+                raise ValueError(f"got {dtype} of shape {list(shape)}")
         except (ValueError, TokenError, SyntaxError) as error:
             raise ValueError(f"{path}: not an array of numbers ({error})") from error
-        shape = shape[::-1] if in_columns else shape
-        array = _mapped(file.fileno(), path, dtype, shape, file.tell(), False)
-        return array.T if in_columns else array
-
-
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Reads the header of `numpy.save`: shape, whether columns are together, and type."""
-    if (version := np.lib.format.read_magic(file)) != (1, 0):  # others have headers over 64 KiB
-        raise ValueError(f"expected version 1.0, got {version}")
-    shape, in_columns, dtype = np.lib.format.read_array_header_1_0(file)
-    if dtype.hasobject or min(shape, default=0) < 0:
-        raise ValueError(f"got {dtype} of shape {list(shape)}")
-    return shape, in_columns, dtype
-
-
-def _mapped(
-    descriptor: int,
-    path: str | os.PathLike,
-    dtype: np.dtype,
-    shape: tuple[int, ...] | None,
-    offset: int,
-    private: bool,
-) -> np.ndarray:
-    available = os.fstat(descriptor).st_size - offset
-    if shape is None:
-        if available % dtype.itemsize:
-            raise ValueError(
-                f"{path}: expected a multiple of {dtype.itemsize} bytes, got {available}"
-            )
-        shape = (available // dtype.itemsize,)
-    size = math.prod(shape) * dtype.itemsize
-    if size > available:
-        raise ValueError(f"{path}: expected {offset + size} bytes, got {offset + available}")
-    if not size:  # nothing can be mapped
-        return np.empty(shape, dtype)
-    try:
-        content = np.asarray(_Map(descriptor, offset, size, private))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
-    return content.view(dtype).reshape(shape)
+        begin = file.tell()
+    array = map_file(path, dtype, shape[::-1] if in_columns else shape, begin)
+    return array.T if in_columns else array
 
 
 class _Map:

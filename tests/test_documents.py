@@ -18,11 +18,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "message"),
     [
         (BOMB, "line 7, column .*aliases expanded"),
-        ("a: &a [*a]", "line 1, column 8: .* alias 'a' stands within its own node"),
+        ("a: &a [*a]", "line 1, column 4: .*aliases expanded"),
         ("[" * 30000, "at most 64 deep"),
         ("a: !!timestamp x", "invalid YAML"),
         ("a: 2020-13-45", "invalid YAML: 'month must be in"),
-        ("a: 0b" + "1" * 100_000, "invalid YAML: 'expected at most 1024 bits, got 100000'"),
+        ("a: 0b" + "1" * 100_000, "column 4: .*an integer of at most 300 characters"),
         ("a: '", "line 1, column 5: invalid YAML"),
         ("x: !!python/object:os.system {}", "could not determine a constructor"),
         ("- 1", r"expected a map, got \[1\]"),

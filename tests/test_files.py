@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import forked
@@ -22,7 +23,14 @@ from dlrm.files import (
     write_array,
     write_atomically,
 )
-from dlrm.manifest import crc32, read_manifest, sealed_json, write_manifest
+from dlrm.manifest import (
+    BLOCK_BYTES,
+    Checksum,
+    checksum,
+    read_manifest,
+    sealed_json,
+    write_manifest,
+)
 
 
 def names(directory):
@@ -123,10 +131,24 @@ def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-def test_crc32_is_that_of_zlib(tmp_path):
-    content = bytes(range(256)) * 20_000  # more than one block
+def test_a_checksum_has_the_crc_of_each_block_however_the_bytes_come(tmp_path):
+    content = bytes(range(251)) * 40_000  # two blocks and part of a third
     (tmp_path / "file").write_bytes(content)
-    assert crc32(tmp_path / "file") == f"{zlib.crc32(content):08x}"
+    blocks = [
+        content[begin : begin + BLOCK_BYTES] for begin in range(0, 3 * BLOCK_BYTES, BLOCK_BYTES)
+    ]
+    expected = "".join(f"{zlib.crc32(block):08x}" for block in blocks)
+    assert checksum(tmp_path / "file") == expected
+    joined = Checksum()
+    for begin, end in pairwise([0, 1, 70_000, BLOCK_BYTES, 5_000_000, 9_000_000, len(content)]):
+        part = Checksum(begin)
+        part.update(content[begin:end])
+        joined.join(part, "file")
+    assert str(joined) == expected
+    with pytest.raises(
+        ValueError, match="file: expected the bytes from 10040000 on, got .* from 7 "
+    ):
+        joined.join(Checksum(7), "file")
 
 
 @pytest.fixture
@@ -281,7 +303,7 @@ def test_a_path_that_is_not_in_utf_8_is_refused(tmp_path, monkeypatch):
         os.fsdecode(b"log-\xff.json"),
         Path(os.fsdecode(b"log-\xff.json")),
     ):
-        expected = r"^--log_path log-\\xff\.json: expected a path in UTF-8; rename it$"
+        expected = r"^--log_path log-\\xff\.json: expected a path in UTF-8; rename it, or"
         with pytest.raises(ValueError, match=expected):
             check_local(path, "--log_path")
     for path in ("größe/日本", "größe".encode(), "a\nb", ""):
@@ -294,7 +316,7 @@ def test_a_locale_that_cannot_read_a_path_is_named():
     command = [sys.executable, "-c", code, "größe"]
     environment = os.environ | ascii_only
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "expected a path in UTF-8; set PYTHONUTF8=1, or LC_ALL=C.UTF-8" in done.stderr
+    assert "or set PYTHONUTF8=1 if this locale's encoding, ascii, is another" in done.stderr
     subprocess.run(command, env=os.environ | {"PYTHONUTF8": "1"}, check=True)
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dlrm import host_memory, limits
+from dlrm import limits, machine
 
 GIB = 2**30
 FILES = {
@@ -21,7 +21,7 @@ GROUP = {
     ("files", "free"), [(FILES, 7 * GIB), (FILES | GROUP, 3 * GIB)], ids=["machine", "group"]
 )
 def test_memory_beyond_what_is_free_is_refused_and_no_less(files, free, monkeypatch):
-    monkeypatch.setattr(host_memory, "read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(machine, "read", lambda path: files.get(path, ""))
     limits.check_memory(free, "--batch")
     with pytest.raises(ValueError, match=r"^--batch: needs .* GB of memory, of which .* are free$"):
         limits.check_memory(free + 1, "--batch")

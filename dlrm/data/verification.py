@@ -5,18 +5,18 @@ is not compared again while a file keeps its size, time and inode. Only the stan
 imported.
 """
 
-import fcntl
 import hashlib
 import os
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dlrm.data.choices import VERIFY_DATA
 from dlrm.files import MANIFEST, write_atomically
+from dlrm.locks import lock
 from dlrm.manifest import check_files, read_manifest, read_sealed, sealed_json
 
 STAMP = ".verified.json"  # beside the manifest: file -> its facts when it was compared
@@ -102,6 +102,19 @@ def _note_paths(directory: Path) -> Iterator[Path]:
         yield _CACHE.expanduser() / f"{digest}.json"
 
 
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Waits for other processes that compare a dataset's files."""
+    with ExitStack() as stack:
+        for path in _note_paths(directory):
+            with suppress(OSError):  # nothing can be written there
+                file = path.with_suffix(".lock")
+                stack.enter_context(lock(file))
+                stack.callback(file.unlink, missing_ok=True)
+                break
+        yield
+
+
 def _noted(directory: Path) -> dict[str, Any]:
     """Returns the facts of the files that were compared; none of unreadable or damaged notes."""
     noted: dict[str, Any] = {}
@@ -118,15 +131,3 @@ def _note(directory: Path, compared: dict[str, list[Any]]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, sealed_json(_noted(directory) | compared))
             return
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Waits for other processes that compare a dataset's files."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -27,7 +27,7 @@ import pyarrow as pa
 from dlrm.data.transform.dictionaries import two_texts
 from dlrm.data.workers import end_processes, process_pool
 from dlrm.files import errors_named
-from dlrm.host_memory import host_memory
+from dlrm.machine import host_memory
 from dlrm.preproc.engine import COUNTS, ROWS, Span
 from dlrm.preproc.errors import EngineError, TaskError
 from dlrm.preproc.packing import Files, Layout, PackJob

@@ -10,7 +10,6 @@ output is neither here nor at OUTPUT, according to its manifest, starts from the
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from dlrm.files import (
     tidy_after_killed,
     tidy_leftovers,
 )
-from dlrm.locks import try_lock
+from dlrm.locks import lock
 from dlrm.manifest import read_manifest
 
 FACTS = "run.json"
@@ -161,7 +160,7 @@ def open_work_folder(
     if folder.exists():
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with lock(folder / _LOCK, f"{folder}: another process is at work here"):
         for removed in folder.glob(f"*{_REMOVED}"):
             shutil.rmtree(removed)
         restore_replaced(work.path, final)
@@ -178,7 +177,7 @@ def open_work_folder(
         work.path.mkdir(exist_ok=True)
         tidy_leftovers(work.output)  # which its manifest would list
         shutil.rmtree(work.path / "spill", ignore_errors=True)
-        with errors_named(final, work.output):
+        with errors_named(final, work.path):
             yield work
 
 
@@ -232,32 +231,6 @@ def _check_ours(folder: Path) -> None:
         f"{folder}: exists and has no {FACTS}, so it was not written by this program and is not "
         "touched; rename or remove it"
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Locks a file, as NFS locks no directories."""
-    folder.mkdir(exist_ok=True)
-    if (descriptor := try_lock(folder / _LOCK)) is None:
-        raise BlockingIOError(f"{folder}: another process is at work here")
-    _LOCKS.add(descriptor)
-    try:
-        yield
-    finally:
-        _LOCKS.discard(descriptor)
-        os.close(descriptor)
-
-
-_LOCKS: set[int] = set()  # which copies of the process must not hold longer than it does
-
-
-def _close_locks() -> None:
-    for descriptor in _LOCKS:
-        os.close(descriptor)
-    _LOCKS.clear()
-
-
-os.register_at_fork(after_in_child=_close_locks)
 
 
 def _check_same(folder: Path, record: Any, facts: dict[str, Any]) -> None:

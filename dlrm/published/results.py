@@ -1,6 +1,5 @@
 """Results of runs: one JSON object a line, appended as runs end."""
 
-import fcntl
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.files import errors_named
+from dlrm.locks import lock
 
 Record = dict[str, Any]
 # What runs must have in common to be compared.
@@ -26,18 +26,13 @@ def claimed(path: Path) -> Iterator[None]:
         BlockingIOError: another process does.
         OSError: the file cannot be written.
     """
+    busy = f"--results {path}: another run appends to it; wait, or name another file"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
+        path.open("a").close()
     except OSError as error:
         raise OSError(f"--results {path}: cannot be written: {error.strerror}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"--results {path}: another run appends to it; wait, or name another file"
-            ) from None
+    with lock(path.with_name(f".{path.name}.lock"), busy):
         yield
 
 

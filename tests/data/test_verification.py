@@ -1,6 +1,5 @@
 """Files are compared with their checksums before their bytes are used, and only once."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import STAMP
+from dlrm.locks import lock
 from dlrm.manifest import BLOCK_BYTES, sealed_json
 
 ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and part of a third
@@ -177,14 +177,13 @@ def test_a_manifest_that_leaves_something_unchecked_is_refused(dataset, change, 
 
 
 def test_a_process_waits_for_another_that_compares(dataset):
-    holder = os.open(dataset, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_all, dataset)
-        with pytest.raises(TimeoutError):
-            reading.result(0.3)
-        os.close(holder)
+        with lock((dataset / STAMP).with_suffix(".lock")):
+            reading = pool.submit(read_all, dataset)
+            with pytest.raises(TimeoutError):
+                reading.result(0.3)
         reading.result()
+    assert not list(dataset.glob("*.lock"))
 
 
 def test_a_user_without_a_home_can_read(dataset, monkeypatch):

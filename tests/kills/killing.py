@@ -159,7 +159,7 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 def _serve(pipe, shim: str, modules: Sequence[str]) -> None:
     loaded = ctypes.CDLL(shim)
     loaded.shim_calls.restype = ctypes.c_char_p
-    for name in modules:
+    for name in ("filelock", *modules):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

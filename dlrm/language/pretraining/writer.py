@@ -20,7 +20,7 @@ from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
 from dlrm.language.pretraining.hdf5 import KIND, LABEL, LENGTH, NUM_MASKED, TextRows, write_hdf5
 from dlrm.language.pretraining.raw_text import Sentences, read_sentences, text_files
 from dlrm.language.pretraining.rows import Documents, make_rows, segment_pairs
-from dlrm.manifest import crc32, write_manifest
+from dlrm.manifest import checksum, write_manifest
 from dlrm.mapped_files import map_file
 
 _WORK = "work"
@@ -81,7 +81,7 @@ def write_dataset(
     given = source if isinstance(source, list) else [source]
     files = text_files([Path(path) for path in given])
     tokenizer = load_tokenizer(config.vocab_file, config.lower_case)
-    task = _Task(config, crc32(config.vocab_file), Path())
+    task = _Task(config, checksum(config.vocab_file), Path())
     with atomic_directory(output, replace=True) as staging, workers(config.processes) as in_order:
         task = task._replace(work=staging / _WORK)
         task.work.mkdir()

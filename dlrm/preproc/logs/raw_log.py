@@ -272,7 +272,7 @@ def unpack(paths: tuple[str, str]) -> int:
     """
     source, target = map(Path, paths)
     size = 0
-    with atomic_file(target, one_of_many=True) as partial, open(partial, "wb") as file:
+    with atomic_file(target) as partial, open(partial, "wb") as file:
         try:
             with open_bytes(source, COMPRESSIONS[source.suffix]) as packed:
                 while block := packed.read(_BLOCK_BYTES):

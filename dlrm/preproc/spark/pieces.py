@@ -20,7 +20,7 @@ import pyarrow as pa
 from dlrm.data import bags
 from dlrm.data.bags import starts_within
 from dlrm.locks import new_suffix
-from dlrm.manifest import JoinedChecksum, slice_sums
+from dlrm.manifest import Checksum
 from dlrm.preproc.engine import FACTS, ROWS, Engine, facts_batch, slices
 from dlrm.preproc.packing import Files, Layout, PackJob, layouts_of
 from dlrm.remote.store import open_store
@@ -70,20 +70,20 @@ class Pieces:
 
     def finish(self) -> dict[str, str]:
         """Joins the pieces; returns the checksum of each file."""
-        sums, joined = Files(self._dataset, self._layouts).finish(), dict[str, JoinedChecksum]()
+        sums, joined = Files(self._dataset, self._layouts).finish(), dict[str, Checksum]()
         dataset = None if isinstance(self._folder, Uri) else self._dataset
         task = partial(join_piece, job=self._job, folder=self._folder, dataset=dataset)
         objects: dict[str, list[tuple[str, int, int]]] = {}
         for found in self._engine.map(task, list(self._placed())):
             for name, parts in found.items():
-                for file, offset, size, crcs in parts:
-                    joined.setdefault(file, JoinedChecksum(file)).add(offset, size, crcs)
-                objects[name] = [part[:3] for part in parts]
+                for file, part in parts:
+                    joined.setdefault(file, Checksum()).join(part, file)
+                objects[name] = [(file, part.begin, part.end - part.begin) for file, part in parts]
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder)
         else:
             for file, total in joined.items():
-                os.truncate(self._dataset / file, total.size)
+                os.truncate(self._dataset / file, total.end)
             self.slices = {f"{self._folder.name}/{name}": own for name, own in objects.items()}
             store, begin = open_store(self._folder), self._folder.below(_prefix(self._job)).key
             keys = {entry.key for entry in store.entries(begin)}  # also of attempts that failed
@@ -135,11 +135,11 @@ def write_piece(
 
 def join_piece(
     piece: Piece, job: PackJob, folder: Path | Uri, dataset: Path | None
-) -> dict[str, list[tuple[str, int, int, list[int]]]]:
+) -> dict[str, list[tuple[str, Checksum]]]:
     """Copies a piece to its position in the files of a dataset, or says what its object has.
 
     Returns:
-        Names of objects and their slices: file, offset, size, and sums.
+        Names of objects and their slices: files, and checksums of the bytes of the file.
     """
     if isinstance(folder, Uri):
         store = open_store(folder)
@@ -170,10 +170,16 @@ def join_piece(
         key = folder.below(f"{piece.name}.starts").key
         open_store(folder).write(key, b"".join(data for *_, data in starts))
     return {
-        name: [(file, offset, len(data), slice_sums(offset, data)) for file, offset, data in own]
+        name: [(file, _checksum(offset, data)) for file, offset, data in own]
         for name, own in ((piece.name, found), (f"{piece.name}.starts", starts))
         if own
     }
+
+
+def _checksum(offset: int, data: memoryview) -> Checksum:
+    sums = Checksum(offset)
+    sums.update(data)
+    return sums
 
 
 def _prefix(job: PackJob) -> str:
