@@ -1,7 +1,7 @@
 """Mixed precision: the dtype of products, the static loss scale, clipping."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -145,14 +145,14 @@ class LossScaler:
             scale = torch.maximum(scale, norm / self.max_grad_norm)
         for optimizer in optimizers:
             if isinstance(optimizer, LossScaled) or optimizer.defaults.get("fused"):
-                optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[union-attr]
+                optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
             elif not found_inf.item():  # an optimizer that cannot skip on the device
                 for grad in _gradients([optimizer]):
                     (grad._values() if grad.is_sparse else grad).div_(scale)
                 optimizer.step()
 
-    def _mark(self, values: Sequence[Tensor], found_inf: Tensor) -> None:
+    def _mark(self, values: tuple[Tensor, ...] | list[Tensor], found_inf: Tensor) -> None:
         """Sets `found_inf` to 1 if a value is infinite or NaN, in one launch on a GPU."""
         torch._amp_foreach_non_finite_check_and_unscale_(values, found_inf, self._one)
 

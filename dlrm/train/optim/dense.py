@@ -1,6 +1,6 @@
 """The registry of optimizers of dense parameters, and torch's with less work for the host."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
     return make(groups, torch.zeros((), device=trained[0].device), config)
 
 
-def _groups(parameters: list[Tensor], weight_decay: float, decay_all: bool) -> ParameterGroups:
+def _groups(parameters: Sequence[Tensor], weight_decay: float, decay_all: bool) -> ParameterGroups:
     decayed = [weight for weight in parameters if decay_all or weight.ndim > 1]
     others = [weight for weight in parameters if not decay_all and weight.ndim < 2]
     groups = (
@@ -185,8 +185,9 @@ class RMSpropTF(LossScaled, Optimizer):
             torch._foreach_mul_(moments, group["momentum"])
             torch._foreach_add_(moments, steps)
             torch._foreach_sub_(weights, moments)
-            for tensor, old in zip(changed, kept, strict=True):
-                tensor.copy_(torch.where(self.found_inf == 0, tensor, old))
+            if self.found_inf is not None:
+                for tensor, old in zip(changed, kept, strict=True):
+                    tensor.copy_(torch.where(torch.eq(self.found_inf, 0), tensor, old))
 
 
 def _sgd(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:

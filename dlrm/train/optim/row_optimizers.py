@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_WISE_ADAGRAD, SGD, RowRule
 from dlrm.ops.row_update import decay_rows, update_rows
-from dlrm.train.optim.base import LossScaled, without_wrapper
+from dlrm.train.optim.base import LossScaled, ParameterGroups, without_wrapper
 
 
 def table_optimizer(
@@ -63,15 +63,15 @@ class RowOptimizer(LossScaled, Optimizer):
         l2: float = 0.0,
         l2_mode: str = "all",
     ):
-        low, sizes = low or {}, table_sizes or {}
-        groups = [
+        weights, low, sizes = list(parameters), low or {}, table_sizes or {}
+        groups: ParameterGroups = [
             {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
-            for weight in parameters
+            for weight in weights
         ]
         super().__init__(groups, {"lr": lr, **self.rule.constants})
         self.l2 = l2
         self._missed: dict[Tensor, _MissedSteps] = {}
-        for weight in [weight for group in groups for weight in group["params"]]:
+        for weight in weights:
             weight.grad_dtype = None  # half-precision gradients arrive without a copy
             self.state[weight].update(self.rule.initial_state(weight))
             if self.rule.counts_steps:
