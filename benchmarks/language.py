@@ -33,7 +33,7 @@ from dlrm.language.data.wordpiece import load_tokenizer
 from dlrm.language.task import SequenceClassification
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import Trainer
 

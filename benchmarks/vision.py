@@ -26,7 +26,7 @@ from train import StepLog
 
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.loader import SyntheticImages

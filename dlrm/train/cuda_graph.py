@@ -78,7 +78,7 @@ class GraphedCallable:
 
     def __init__(self, function: Callable[[Any], Tensor], recorder: CudaRecorder):
         self._function, self._recorder = function, recorder
-        self._recordings: dict[Any, _Recording] = {}
+        self._recordings: dict[Any, tuple[Any, Callable[[], object], Tensor]] = {}
         self._latest, self._calls = None, 0  # shape of the latest calls, and their number
 
     def __call__(self, batch: Any) -> Tensor:
@@ -88,19 +88,12 @@ class GraphedCallable:
         if shape not in self._recordings:
             if self._calls <= CALLS_BEFORE:
                 return self._recorder.run(lambda: self._function(batch))
-            self._recordings[shape] = _Recording(self._function, batch, self._recorder)
-        return self._recordings[shape].replay(batch)
-
-
-class _Recording:
-    def __init__(self, function: Callable[[Any], Tensor], batch: Any, recorder: CudaRecorder):
-        with torch.inference_mode(False):  # its tensors could not be written elsewhere
-            self._batch = batch.map(torch.clone)
-        self._replay, self._result = recorder.record(lambda: function(self._batch))
-
-    def replay(self, batch: Any) -> Tensor:
-        for own, given in zip(self._batch, batch, strict=True):
+            with torch.inference_mode(False):  # its tensors could not be written elsewhere
+                own = batch.map(torch.clone)
+            self._recordings[shape] = own, *self._recorder.record(lambda: self._function(own))
+        own, replay, result = self._recordings[shape]
+        for into, given in zip(own, batch, strict=True):
             if isinstance(given, Tensor):
-                own.copy_(given)
-        self._replay()
-        return self._result.clone()
+                into.copy_(given)
+        replay()
+        return result.clone()

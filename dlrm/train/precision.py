@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
 from dlrm.train.config import PrecisionConfig
-from dlrm.train.optim.base import handles_loss_scale
+from dlrm.train.optim.base import LossScaled
 
 
 def autocast(config: PrecisionConfig, device: str) -> AbstractContextManager:
@@ -103,18 +103,16 @@ class LossScaler:
         """
         if self.scale is None and self.max_grad_norm is None:
             return None
-        optimizers = list(optimizers)
         rows = [grad for grad in _gradients(optimizers) if grad.is_sparse]
         numbers = torch.zeros(2, device=device)
-        overflow, squares = numbers.unbind()
+        found_inf, squares = numbers.unbind()
         if self.scale is not None:
             values = [value for grad in rows if (value := grad._values()).numel()]
             # Check only their maximum: they are many, and the check writes what it reads.
-            self._mark(torch._foreach_norm(values, math.inf) if values else [], overflow)
-        if self.max_grad_norm is not None:
-            counted = [_summed_rows(grad) for grad in rows]
-            if counted:
-                squares.copy_(torch.nn.utils.get_total_norm(counted).square())
+            self._mark(torch._foreach_norm(values, math.inf) if values else [], found_inf)
+        if rows and self.max_grad_norm is not None:
+            summed = [_summed_rows(grad) for grad in rows]
+            squares.copy_(torch.nn.utils.get_total_norm(summed).square())
         return numbers
 
     def step(self, optimizers: Iterable[Optimizer], tables: Tensor | None = None) -> None:
@@ -126,20 +124,17 @@ class LossScaler:
                 rank's.
         """
         optimizers = list(optimizers)
-        if self.scale is None and self.max_grad_norm is None:
+        if not optimizers:  # if all is frozen, there is nothing to update
+            return
+        if tables is None:
+            device = optimizers[0].param_groups[0]["params"][0].device
+            tables = self.of_tables(optimizers, str(device))
+        if tables is None:
             for optimizer in optimizers:
                 optimizer.step()
-        elif optimizers:  # if all is frozen, there is nothing to update
-            device = optimizers[0].param_groups[0]["params"][0].device
-            if tables is None:
-                tables = self.of_tables(optimizers, str(device))
-            assert tables is not None
-            self._scaled_step(optimizers, tables)
-
-    def _scaled_step(self, optimizers: list[Optimizer], tables: Tensor) -> None:
-        overflow, squares = tables.unbind()
+            return
+        found_inf, squares = tables.unbind()
         scale = torch.ones_like(squares) if self.scale is None else self.scale
-        found_inf = overflow
         if self.scale is not None:
             dense = [grad for grad in _gradients(optimizers) if not grad.is_sparse]
             self._mark(dense, found_inf)
@@ -149,17 +144,17 @@ class LossScaler:
             norm = self._norm(optimizers, squares)
             scale = torch.maximum(scale, norm / self.max_grad_norm)
         for optimizer in optimizers:
-            if handles_loss_scale(optimizer):
+            if isinstance(optimizer, LossScaled) or optimizer.defaults.get("fused"):
                 optimizer.grad_scale, optimizer.found_inf = scale, found_inf  # type: ignore[attr-defined]
                 optimizer.step()
             elif not found_inf.item():  # an optimizer that cannot skip on the device
                 for grad in _gradients([optimizer]):
-                    _values(grad).div_(scale)
+                    (grad._values() if grad.is_sparse else grad).div_(scale)
                 optimizer.step()
 
-    def _mark(self, values: tuple[Tensor, ...] | list[Tensor], overflow: Tensor) -> None:
-        """Sets `overflow` to 1 if a value is infinite or NaN, in one launch on a GPU."""
-        torch._amp_foreach_non_finite_check_and_unscale_(values, overflow, self._one)
+    def _mark(self, values: tuple[Tensor, ...] | list[Tensor], found_inf: Tensor) -> None:
+        """Sets `found_inf` to 1 if a value is infinite or NaN, in one launch on a GPU."""
+        torch._amp_foreach_non_finite_check_and_unscale_(values, found_inf, self._one)
 
     def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
         """Returns the 2-norm of the dense gradients of all parts and the tables' `squares`."""
@@ -178,11 +173,6 @@ def _summed_rows(grad: Tensor) -> Tensor:
     place[1:] = (rows[1:] != rows[:-1]).cumsum(0)
     of_row, values = torch.empty_like(place).index_copy_(0, order, place), grad._values().float()
     return torch.zeros_like(values).index_add_(0, of_row, values)
-
-
-def _values(grad: Tensor) -> Tensor:
-    """Returns a gradient as a plain tensor: the values of a sparse one."""
-    return grad._values() if grad.is_sparse else grad
 
 
 def _gradients(optimizers: Iterable[Optimizer], without: Container[int] = ()) -> list[Tensor]:

@@ -1,10 +1,9 @@
 """The learning rate of every step: NVIDIA's for DLRM, and schedules of image and text networks."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
 
 from dlrm.settings import check_settings, setting
 
@@ -31,7 +30,9 @@ class ScheduleConfig:
         28.0, "Learning rate after the warm-up, and before any decay", above=0, most=MAX_RATE
     )
     warmup: float = setting(
-        0.0, "Length of the warm-up of --schedule constant, linear and cosine, in --warmup_unit"
+        0.0,
+        "Length of the warm-up of --schedule constant, linear and cosine, in --warmup_unit",
+        least=0,
     )
     warmup_unit: str = setting(
         "run", "Unit of --warmup; run: a share of the run, such as 0.05", choices=UNITS
@@ -47,32 +48,21 @@ class ScheduleConfig:
     decay_steps: int = setting(80000, "Optimization steps of the decay; 0: no decay", least=0)
     decay_power: int = setting(2, "Exponent of the polynomial decay", least=0)
     decay_end_lr: float = setting(0.0, "Learning rate at the end of the decay", least=0)
-    lr_update_every: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not 0 <= self.decay_end_lr <= self.lr:
-            raise ValueError(
-                f"--decay_end_lr {self.decay_end_lr}: expected 0 to --lr {self.lr}, both included"
-            )
-        self._check_warmup()
-        if self.schedule == "nvidia" and self.decay_steps and self.decay_start < self.warmup_steps:
-            raise ValueError(
-                f"--decay_start_step {self.decay_start_step}: expected at least --warmup_steps "
-                f"{self.warmup_steps}"
-            )
-
-    def _check_warmup(self) -> None:
-        most = 1.0 if self.warmup_unit == "run" else math.inf
-        if not 0 <= self.warmup < most:
-            raise ValueError(
-                f"--warmup {self.warmup}: expected 0 or more"
-                + (", below 1, a share of the run" if most == 1 else "")
-            )
+        _check_end("decay_end_lr", self.decay_end_lr, self.lr)
         if self.warmup and self.schedule == "nvidia":
             raise ValueError(
                 f"--warmup {self.warmup} needs --schedule {', '.join(SCHEDULES[1:-1])} or "
                 f"{SCHEDULES[-1]}; --schedule nvidia takes --warmup_steps"
+            )
+        if self.warmup >= 1 and self.warmup_unit == "run":
+            raise ValueError(f"--warmup {self.warmup}: expected a share of the run, below 1")
+        if self.schedule == "nvidia" and self.decay_steps and self.decay_start < self.warmup_steps:
+            raise ValueError(
+                f"--decay_start_step {self.decay_start_step}: expected at least --warmup_steps "
+                f"{self.warmup_steps}"
             )
 
     @property
@@ -83,15 +73,15 @@ class ScheduleConfig:
 
     def rates(self, num_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
         """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
-        warmup = _in_steps(self.warmup, self.warmup_unit, num_steps, steps_per_epoch)
-        return partial(_CURVES[self.schedule], self, _Run(num_steps, warmup))
-
-    @property
-    def lr_end(self) -> float:
-        return self.decay_end_lr
+        if self.schedule == "nvidia":
+            return partial(learning_rate, self)
+        warmup = self.warmup, self.warmup_unit
+        curve = CurveConfig(self.schedule, self.lr, *warmup, lr_end=self.decay_end_lr)
+        return curve.rates(num_steps, steps_per_epoch)
 
     @property
     def decay_start(self) -> int:
+        """Returns the last step before the decay of the schedule "nvidia"."""
         return self.warmup_steps if self.decay_start_step is None else self.decay_start_step
 
 
@@ -209,75 +199,51 @@ class CurveConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not 0 <= self.lr_end <= self.lr:
-            raise ValueError(f"--lr_end {self.lr_end}: expected 0 to --lr {self.lr}, both included")
+        _check_end("lr_end", self.lr_end, self.lr)
         if list(self.lr_drops) != sorted(self.lr_drops):
             raise ValueError(f"--lr_drops {self.lr_drops}: expected ascending numbers from 0 on")
+
+    def rates(self, num_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+        """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
+        steps = {"epochs": steps_per_epoch, "steps": 1, "run": num_steps}
+        drops = [drop * steps[self.lr_drops_unit] for drop in self.lr_drops]
+        warmup = self.lr_warmup * steps[self.lr_warmup_unit]
+        return partial(_rate, self, num_steps, warmup, drops)
 
 
 def learning_rate_curve(
     config: CurveConfig, num_steps: int, steps_per_epoch: int
 ) -> Callable[[int], float]:
-    """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
-    size = (num_steps, steps_per_epoch)
-    warmup = _in_steps(config.lr_warmup, config.lr_warmup_unit, *size)
-    drops = tuple(_in_steps(drop, config.lr_drops_unit, *size) for drop in config.lr_drops)
-    return partial(_CURVES[config.lr_schedule], config, _Run(num_steps, warmup, drops))
+    """Returns `config.rates`."""
+    return config.rates(num_steps, steps_per_epoch)
 
 
-class _Run(NamedTuple):
-    """The lengths, in steps, that curves depend on."""
-
-    num_steps: int
-    warmup: float
-    drops: tuple[float, ...] = ()
+def _check_end(flag: str, end: float, lr: float) -> None:
+    if end > lr:
+        raise ValueError(f"--{flag} {end}: expected 0 to --lr {lr}, both included")
 
 
-def _in_steps(length: float, unit: str, num_steps: int, steps_per_epoch: int) -> float:
-    return length * {"epochs": steps_per_epoch, "steps": 1, "run": num_steps}[unit]
-
-
-def _cosine(config: Any, run: _Run, step: int) -> float:
-    share = 0.5 * (1 + math.cos(math.pi * (step - 1) / run.num_steps))
-    return _warmed(config.lr_end + (config.lr - config.lr_end) * share, run, step)
-
-
-def _exponential(config: CurveConfig, run: _Run, step: int) -> float:
-    decays = config.lr_num_decays * (step - 1) // run.num_steps
-    return _warmed(config.lr * config.lr_decay_rate**decays, run, step)
-
-
-def _stepped(config: CurveConfig, run: _Run, step: int) -> float:
-    dropped = sum(step - 1 >= drop for drop in run.drops)
-    return _warmed(config.lr * config.lr_drop_rate**dropped, run, step)
-
-
-def _warmed(rate: float, run: _Run, step: int) -> float:
-    done = step - 1
-    return rate * done / run.warmup if done < run.warmup else rate
-
-
-def _poly(config: CurveConfig, run: _Run, step: int) -> float:
-    if step < run.warmup:
-        return config.lr * step / run.warmup
-    return config.lr * max(1 - step / run.num_steps, 0.0) ** config.lr_power
-
-
-def _linear(config: Any, run: _Run, step: int) -> float:
-    every, top, done = config.lr_update_every, config.lr - config.lr_end, step - 1
-    if done < run.warmup:
-        return config.lr_end + top * (done - done % every) / run.warmup
-    since = done - run.warmup
-    left = run.num_steps - run.warmup - (since - since % every)
-    return config.lr_end + top * max(left, 0.0) / max(run.num_steps - run.warmup, 1)
-
-
-_CURVES: dict[str, Callable[[Any, _Run, int], float]] = {
-    "nvidia": lambda config, run, step: learning_rate(config, step),
-    "constant": lambda config, run, step: _warmed(config.lr, run, step),
-    "cosine": _cosine,
-    "exponential": _exponential,
-    "stepped": _stepped,
-    "poly": _poly,
-    "linear": _linear,
-}
+def _rate(
+    config: CurveConfig, num_steps: int, warmup: float, drops: Sequence[float], step: int
+) -> float:
+    """Returns the rate of a step; lengths are in steps."""
+    kind, lr, end, done = config.lr_schedule, config.lr, config.lr_end, step - 1
+    if kind == "poly":  # as NVIDIA's program for BERT, which counts from 1
+        if step < warmup:
+            return lr * step / warmup
+        return lr * max(1 - step / num_steps, 0.0) ** config.lr_power
+    if kind == "linear":
+        every = config.lr_update_every
+        if done < warmup:
+            return end + (lr - end) * (done - done % every) / warmup
+        since = done - warmup
+        left = num_steps - warmup - (since - since % every)
+        return end + (lr - end) * max(left, 0.0) / max(num_steps - warmup, 1)
+    rate = lr
+    if kind == "cosine":
+        rate = end + (lr - end) * (0.5 * (1 + math.cos(math.pi * done / num_steps)))
+    elif kind == "exponential":
+        rate = lr * config.lr_decay_rate ** (config.lr_num_decays * done // num_steps)
+    elif kind == "stepped":
+        rate = lr * config.lr_drop_rate ** sum(done >= drop for drop in drops)
+    return rate * done / warmup if done < warmup else rate

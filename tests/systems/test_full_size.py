@@ -15,8 +15,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.published.rows import catalog
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.execution import partition
-from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig, OptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig
 from dlrm.vision import command as cnn
 from dlrm.vision.augmentation import Augmentation

@@ -14,9 +14,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig, OptimizerConfig
 from dlrm.train.optim.dense import NETWORK_OPTIMIZERS
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.vision import augmentation as augment
 from dlrm.vision.loader import GeneratedImages, ImageLoader

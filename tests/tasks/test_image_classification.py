@@ -9,7 +9,7 @@ from network_runs import learns, losses_of
 from dlrm.distributed import World
 from dlrm.metrics.table import METRICS
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.vision.augmentation import Augmentation, Prepared
 from dlrm.vision.loader import GeneratedImages, ImageLoader
 from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig

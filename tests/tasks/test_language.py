@@ -12,7 +12,7 @@ from dlrm.language.data.loader import NO_TOKEN, TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
 from dlrm.train.config import PrecisionConfig
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 
 pytestmark = pytest.mark.long
 TASKS = [PreTraining, QuestionAnswering, SequenceClassification]

@@ -19,7 +19,7 @@ from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.loader import ImageLoader

@@ -12,7 +12,6 @@ from dlrm.train.schedule import (
     check_schedule,
     idle_steps_note,
     learning_rate,
-    learning_rate_curve,
     short_run_advice,
 )
 
@@ -124,7 +123,7 @@ def test_impossible_schedules_are_refused(changes, message):
 
 
 def curve(num_steps=100, steps_per_epoch=10, **config):
-    rate = learning_rate_curve(CurveConfig(lr=2.0, **config), num_steps, steps_per_epoch)
+    rate = CurveConfig(lr=2.0, **config).rates(num_steps, steps_per_epoch)
     return [rate(step) for step in range(1, num_steps + 1)]
 
 
@@ -176,7 +175,7 @@ def test_poly_by_hand():
 
 def test_poly_of_the_published_phases():
     phase_one = CurveConfig("poly", 6e-3, lr_warmup=0.2843, lr_warmup_unit="run")
-    rate = learning_rate_curve(phase_one, 7038, 1)
+    rate = phase_one.rates(7038, 1)
     assert rate(1) == pytest.approx(6e-3 / (0.2843 * 7038))
     assert rate(2000) == pytest.approx(6e-3 * 2000 / (0.2843 * 7038))  # the warm-up's last
     assert rate(2001) == pytest.approx(6e-3 * 0.846, rel=1e-4)

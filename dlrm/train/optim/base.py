@@ -1,6 +1,6 @@
-"""Base classes of optimizers, whose learning rate and loss scale are scalars on the device."""
+"""What optimizers share: a learning rate and a loss scale that are scalars on the device."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import Optimizer, optimizer as torchs
 
-Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
+ParameterGroups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 
 
 class LossScaled:
@@ -46,24 +46,21 @@ def without_wrapper(step: Callable[[Any], None]) -> Any:
 _GLOBAL_HOOKS = torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
 
 
-class DefersUpdates:
-    """A mixin for optimizers whose weights are not up to date after a step."""
-
-    def finish_updates(self) -> None:
-        """Brings all weights up to date."""
-        raise NotImplementedError
+def with_gradients(
+    optimizer: Optimizer,
+) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+    """Yields each group that has gradients, its weights with one, and the gradients."""
+    for group in optimizer.param_groups:
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        if weights:
+            yield group, weights, [weight.grad for weight in weights]
 
 
 def finish_updates(optimizers: Iterable[Optimizer]) -> None:
     """Brings all weights up to date, so that they can be evaluated and saved."""
     for optimizer in optimizers:
-        if isinstance(optimizer, DefersUpdates):
+        if hasattr(optimizer, "finish_updates"):
             optimizer.finish_updates()
-
-
-def handles_loss_scale(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer reads `grad_scale` and `found_inf` on the device."""
-    return isinstance(optimizer, LossScaled) or bool(optimizer.defaults.get("fused"))
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:

@@ -7,7 +7,7 @@ from dlrm.settings import check_settings, setting
 # The names in the registries of `row_optimizers` and `dense`.
 TABLE_OPTIMIZER_NAMES = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 CLICK_OPTIMIZER_NAMES = ("sgd", "adagrad", "adam")
-LAMB_NAMES = ("nvlamb", "popart", "paper")
+LAMB_NAMES = ("nvlamb", "popart")
 NETWORK_OPTIMIZER_NAMES = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", "lamb")
 L2_MODES = ("all", "looked_up")
 
@@ -67,14 +67,8 @@ class NetworkOptimizerConfig:
     )
     lamb_flavor: str = setting(
         "nvlamb",
-        "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: another name "
-        "of nvlamb",
+        "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's",
         choices=LAMB_NAMES,
-    )
-    lamb_max_weight_norm: float | None = setting(
-        None,
-        "Upper limit of the weight norm that scales a step of --optimizer lamb; default: none",
-        above=0,
     )
     weight_decay: float = setting(
         0.0, "Weight decay; decoupled for adamw and lamb, otherwise added to the gradients", least=0
@@ -89,6 +83,4 @@ class NetworkOptimizerConfig:
     @property
     def max_grad_norm(self) -> float | None:
         """Returns the norm that the optimizer itself clips all gradients to, or None."""
-        from dlrm.train.optim.lamb import LAMB_FLAVORS
-
-        return LAMB_FLAVORS[self.lamb_flavor].max_grad_norm if self.optimizer == "lamb" else None
+        return 1.0 if (self.optimizer, self.lamb_flavor) == ("lamb", "nvlamb") else None

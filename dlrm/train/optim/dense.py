@@ -1,23 +1,17 @@
 """The registry of optimizers of dense parameters, and torch's with less work for the host."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm import ops
-from dlrm.train.optim.base import LossScaled, without_wrapper
+from dlrm.train.optim.base import LossScaled, ParameterGroups, with_gradients, without_wrapper
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.optim.lamb import Lamb
-from dlrm.train.optim.rmsprop import RMSpropTF
-
-if TYPE_CHECKING:
-    from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
-
-ParameterGroups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 
 
 def dense_optimizer(
@@ -33,22 +27,33 @@ def dense_optimizer(
     parameters = list(parameters)
     groups: ParameterGroups = [{"params": parameters}]
     if weight_decay:
-        matrices = [weight for weight in parameters if weight.ndim > 1]
-        others = [weight for weight in parameters if weight.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others}]
+        groups = _groups(parameters, weight_decay, decay_all=False)
     make = DENSE_OPTIMIZERS[kind].clicks
     assert make is not None, kind
     return make(groups, lr=torch.zeros((), device=parameters[0].device))
 
 
-def _with_gradients(
-    optimizer: Optimizer,
-) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-    """Yields each group that has gradients, its weights with one, and the gradients."""
-    for group in optimizer.param_groups:
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        if weights:
-            yield group, weights, [weight.grad for weight in weights]
+def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
+    """Returns the optimizer of all trainable parameters of a model without tables.
+
+    Weights of two or more dimensions decay. Biases and weights of norms do not, unless the
+    configuration says so.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = _groups(trained, config.weight_decay, config.decay_norm_and_bias)
+    make = DENSE_OPTIMIZERS[config.optimizer].networks
+    assert make is not None, config.optimizer
+    return make(groups, torch.zeros((), device=trained[0].device), config)
+
+
+def _groups(parameters: Sequence[Tensor], weight_decay: float, decay_all: bool) -> ParameterGroups:
+    decayed = [weight for weight in parameters if decay_all or weight.ndim > 1]
+    others = [weight for weight in parameters if not decay_all and weight.ndim < 2]
+    groups = (
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    )
+    return [group for group in groups if group["params"]]
 
 
 class SGD(LossScaled, torch.optim.SGD):
@@ -59,7 +64,7 @@ class SGD(LossScaled, torch.optim.SGD):
 
     @without_wrapper
     def step(self) -> None:
-        for group, weights, grads in _with_gradients(self):
+        for group, weights, grads in with_gradients(self):
             torch._fused_sgd_(
                 weights,
                 grads,
@@ -85,7 +90,7 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
 
     @without_wrapper
     def step(self) -> None:
-        for group, weights, grads in _with_gradients(self):
+        for group, weights, grads in with_gradients(self):
             steps = [self.state[weight]["step"] for weight in weights]
             torch._foreach_add_(steps, 1)
             torch._fused_adagrad_(
@@ -113,7 +118,7 @@ class Adam(LossScaled, torch.optim.Adam):
 
     @without_wrapper
     def step(self) -> None:
-        for group, weights, grads in _with_gradients(self):
+        for group, weights, grads in with_gradients(self):
             states = [self.state[weight] or self._initial_state(weight) for weight in weights]
             ops.dense_adam_(
                 weights,
@@ -137,67 +142,99 @@ class Adam(LossScaled, torch.optim.Adam):
         return state
 
 
-def _sgd(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
-    return torch.optim.SGD(groups, lr=lr, fused=True)
+class RMSpropTF(LossScaled, Optimizer):
+    """RMSprop in TensorFlow's form: s = d*s + (1-d)*g^2 from s = 1; m = mu*m + lr*g/sqrt(s+eps).
+
+    Each step subtracts m from the weights. torch's RMSprop adds eps to the root, starts s at 0 and
+    keeps the rate out of m.
+
+    Args:
+        groups: groups of weights; g grows by `weight_decay` times the weight.
+        lr: learning rate, a scalar on the weights' device.
+        decay: d.
+        momentum: mu.
+    """
+
+    def __init__(
+        self, groups: ParameterGroups, lr: Tensor, decay: float, momentum: float, eps: float
+    ):
+        defaults = {"lr": lr, "decay": decay, "momentum": momentum, "eps": eps, "weight_decay": 0.0}
+        super().__init__(groups, defaults)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["square"] = torch.ones_like(weight, requires_grad=False)
+                self.state[weight]["momentum"] = torch.zeros_like(weight, requires_grad=False)
+
+    @without_wrapper
+    def step(self) -> None:
+        for group, weights, grads in with_gradients(self):
+            squares = [self.state[weight]["square"] for weight in weights]
+            moments = [self.state[weight]["momentum"] for weight in weights]
+            changed = [] if self.found_inf is None else [*weights, *squares, *moments]
+            kept = [tensor.clone() for tensor in changed]
+            if self.grad_scale is not None:
+                grads = list(torch._foreach_div(grads, self.grad_scale))
+            if group["weight_decay"]:
+                grads = list(torch._foreach_add(grads, weights, alpha=group["weight_decay"]))
+            torch._foreach_mul_(squares, group["decay"])
+            torch._foreach_addcmul_(squares, grads, grads, 1 - group["decay"])
+            roots = torch._foreach_add(squares, group["eps"])
+            torch._foreach_sqrt_(roots)
+            steps = torch._foreach_div(grads, roots)
+            torch._foreach_mul_(steps, group["lr"])
+            torch._foreach_mul_(moments, group["momentum"])
+            torch._foreach_add_(moments, steps)
+            torch._foreach_sub_(weights, moments)
+            if self.found_inf is not None:
+                for tensor, old in zip(changed, kept, strict=True):
+                    tensor.copy_(torch.where(torch.eq(self.found_inf, 0), tensor, old))
 
 
-def _momentum(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
-    momentum = config.momentum
+def _sgd(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    momentum = 0.0 if config.optimizer == "sgd" else config.momentum
     nesterov = config.optimizer == "nesterov" and momentum > 0
     sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    for weight in _weights(groups) if momentum else ():
-        # torch leaves it uninitialized if the very first step is skipped for an overflow.
+    # torch leaves momentum uninitialized if the very first step is skipped for an overflow.
+    for weight in [weight for group in groups for weight in group["params"]] if momentum else []:
         sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
     return sgd
 
 
-def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
     eps = config.optimizer_eps or 1e-3
     return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
 
 
-def _adam(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _adam(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
     make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    eps = config.optimizer_eps or 1e-8
-    return make(groups, lr=lr, eps=eps, fused=True)
+    return make(groups, lr=lr, eps=config.optimizer_eps or 1e-8, fused=True)
 
 
-def _lamb(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
-    eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
-    return Lamb(groups, lr, config.lamb_flavor, eps, limit)
-
-
-def _weights(groups: ParameterGroups) -> Iterator[Tensor]:
-    return (weight for group in groups for weight in group["params"])
+def _lamb(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
+    return Lamb(groups, lr, config.lamb_flavor, config.optimizer_eps or 1e-6)
 
 
 class DenseOptimizer(NamedTuple):
     """An optimizer of dense parameters.
 
     Attributes:
-        states: number of values that it keeps for each weight.
         clicks: constructor for the MLPs of click networks; None if they cannot use it.
         networks: constructor for image and language networks; None if they cannot use it.
     """
 
-    states: int
     clicks: Callable[..., Optimizer] | None = None
-    networks: Callable[[ParameterGroups, Tensor, "NetworkOptimizerConfig"], Optimizer] | None = None
-
-    def state_bytes(self, weights: int) -> int:
-        """Returns the bytes of the state of so many float32 weights, scalars aside."""
-        return 4 * self.states * weights
+    networks: Callable[[ParameterGroups, Tensor, NetworkOptimizerConfig], Optimizer] | None = None
 
 
 DENSE_OPTIMIZERS = {
-    "sgd": DenseOptimizer(0, clicks=partial(SGD, fused=True), networks=_sgd),
-    "momentum": DenseOptimizer(1, networks=_momentum),
-    "nesterov": DenseOptimizer(1, networks=_momentum),
-    "rmsprop_tf": DenseOptimizer(2, networks=_rmsprop_tf),
-    "adagrad": DenseOptimizer(1, clicks=partial(Adagrad, fused=True)),
-    "adam": DenseOptimizer(2, clicks=partial(Adam, fused=True), networks=_adam),
-    "adamw": DenseOptimizer(2, networks=_adam),
-    "lamb": DenseOptimizer(2, networks=_lamb),
+    "sgd": DenseOptimizer(clicks=partial(SGD, fused=True), networks=_sgd),
+    "momentum": DenseOptimizer(networks=_sgd),
+    "nesterov": DenseOptimizer(networks=_sgd),
+    "rmsprop_tf": DenseOptimizer(networks=_rmsprop_tf),
+    "adagrad": DenseOptimizer(clicks=partial(Adagrad, fused=True)),
+    "adam": DenseOptimizer(clicks=partial(Adam, fused=True), networks=_adam),
+    "adamw": DenseOptimizer(networks=_adam),
+    "lamb": DenseOptimizer(networks=_lamb),
 }
 CLICK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.clicks)
 NETWORK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.networks)

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_WISE_ADAGRAD, SGD, RowRule
 from dlrm.ops.row_update import decay_rows, update_rows
-from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights, without_wrapper
-from dlrm.train.optim.missed_steps import MissedSteps
+from dlrm.train.optim.base import LossScaled, ParameterGroups, without_wrapper
 
 
 def table_optimizer(
@@ -26,70 +25,59 @@ def table_optimizer(
     l2: float = 0.0,
     l2_mode: str = "all",
 ) -> "RowOptimizer":
-    """Returns the optimizer of embedding tables.
-
-    Args:
-        kind: one of `TABLE_OPTIMIZERS`.
-        parameters: weights `[rows, dim]` with sparse gradients.
-        low: the lower halves (int16) of each bfloat16 weight; the optimizer changes both.
-        table_sizes: rows of the tables of a weight, if `RowOptimizer` may use them.
-        l2, l2_mode: see `RowOptimizer.add_l2`.
-    """
-    parameters, low, sizes = list(parameters), low or {}, table_sizes or {}
-    groups = [
-        {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
-        for weight in parameters
-    ]
-    optimizer = TABLE_OPTIMIZERS[kind](groups, torch.zeros((), device=parameters[0].device))
-    optimizer.add_l2(l2, l2_mode)
-    return optimizer
+    """Returns the optimizer of embedding tables, one of `TABLE_OPTIMIZERS`; see `RowOptimizer`."""
+    parameters = list(parameters)
+    lr = torch.zeros((), device=parameters[0].device)
+    return TABLE_OPTIMIZERS[kind](parameters, lr, low, table_sizes, l2, l2_mode)
 
 
-class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
+class RowOptimizer(LossScaled, Optimizer):
     """Updates in place the rows named by sparse gradients by a rule, which a subclass names.
 
     Args:
-        parameters: weights `[rows, dim]`, or groups of them; a bfloat16 weight is in a group of its
-            own, whose option "low" is its lower halves (`ops.split_float32`). A group's option
-            "table_sizes", see `ops.row_sgd_`, states that every gradient is that of one look-up of
-            one row of each table; torch merges the rows of several look-ups, with repeats.
+        parameters: weights `[rows, dim]`; each has a group of its own.
         lr: learning rate, a scalar on the weights' device.
-        constants: the rule's, if not its defaults.
+        low: the lower halves of each bfloat16 weight, int16, which change with it; see
+            `ops.split_float32`.
+        table_sizes: rows of the tables of a weight, see `ops.row_sgd_`. They state that every
+            gradient is that of one look-up of one row of each table; torch merges the rows of
+            several look-ups, with repeats.
+        l2: adds l2 / 2 * (the sum of the squares of the weights) to the loss; 0 or more. Its
+            gradient, l2 times the row, joins the gradient of the data within the optimizer, after
+            clipping, as `weight_decay` does in torch's optimizers.
+        l2_mode: "all": all rows, at every step. After `before_look_up` and `finish_updates`, rows
+            have the values of torch's dense SGD, Adagrad or Adam. "looked_up": each row that a
+            batch looks up, once, so that frequent rows decay more often; "Mini-batch Aware
+            Regularization" of Zhou et al., "Deep Interest Network", 2018, section 5.1, without
+            the division by the id's number of occurrences.
     """
 
     rule: RowRule
 
-    def __init__(self, parameters: Weights, lr: Tensor, **constants: float):
-        defaults = {"lr": lr, "low": None, "table_sizes": None, **self.rule.constants}
-        super().__init__(parameters, {**defaults, **constants})
-        self.l2 = 0.0
-        self._missed: dict[Tensor, MissedSteps] = {}
-        for group in self.param_groups:
-            for weight in group["params"]:
-                weight.grad_dtype = None  # half-precision gradients arrive without a copy
-                self.state[weight].update(self.initial_state(weight))
-
-    def add_l2(self, l2: float, mode: str = "all") -> None:
-        """Adds l2 / 2 * (the sum of the squares of the weights) to the loss, from the next step on.
-
-        Its gradient, l2 times the row, joins the gradient of the data within the optimizer, after
-        clipping, as `weight_decay` does in torch's optimizers.
-
-        Args:
-            l2: 0 or more.
-            mode: "all": all rows, at every step. After `before_look_up` and `finish_updates`, rows
-                have the values of torch's dense SGD, Adagrad or Adam. "looked_up": each row that a
-                batch looks up, once, so that frequent rows decay more often; "Mini-batch Aware
-                Regularization" of Zhou et al., "Deep Interest Network", 2018, section 5.1, without
-                the division by the id's number of occurrences.
-        """
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: Tensor,
+        low: Mapping[Tensor, Tensor] | None = None,
+        table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
+        l2: float = 0.0,
+        l2_mode: str = "all",
+    ):
+        weights, low, sizes = list(parameters), low or {}, table_sizes or {}
+        groups: ParameterGroups = [
+            {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
+            for weight in weights
+        ]
+        super().__init__(groups, {"lr": lr, **self.rule.constants})
         self.l2 = l2
-        if l2 and mode == "all":
-            for group in self.param_groups:
-                for weight in group["params"]:
-                    self._missed[weight] = MissedSteps(
-                        len(weight), len(self.rule.per_step), self.rule.steps_dtype, weight.device
-                    )
+        self._missed: dict[Tensor, _MissedSteps] = {}
+        for weight in weights:
+            weight.grad_dtype = None  # half-precision gradients arrive without a copy
+            self.state[weight].update(self.rule.initial_state(weight))
+            if self.rule.counts_steps:
+                self.state[weight]["step"] = torch.zeros((), device=weight.device)
+            if l2 and l2_mode == "all":
+                self._missed[weight] = _MissedSteps(weight, self.rule)
 
     def move_state(self, zeros: Callable[[Sequence[int], torch.dtype], Tensor]) -> None:
         """Moves the initial state of rows, which is 0, to other memory before the first step.
@@ -97,11 +85,10 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         Args:
             zeros: makes a tensor of zeros, given its shape and dtype.
         """
-        for weight, state in self.state.items():
+        for state in self.state.values():
             state |= {k: zeros(v.shape, v.dtype) for k, v in state.items() if v.ndim}
-            if weight in self._missed:
-                done = self._missed[weight].done
-                self._missed[weight].done = zeros(done.shape, done.dtype)
+        for missed in self._missed.values():
+            missed.done = zeros(missed.done.shape, missed.done.dtype)
 
     @classmethod
     def state_bytes(cls, rows: int, dim: int, l2_of_all: bool = False) -> int:
@@ -111,19 +98,13 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
             rows, dim: shape of the weight.
             l2_of_all: count the missed steps of an L2 term of all rows, too.
         """
-        missed = MissedSteps.bytes_of_row * rows if l2_of_all else 0
-        return cls.rule.state_bytes(rows, dim) + missed
+        return cls.rule.state_bytes(rows, dim) + (_MissedSteps.bytes_of_row * rows * l2_of_all)
 
     @property
     def defers(self) -> bool:
         """Returns whether rows have to be brought up to date by `before_look_up`."""
         return bool(self._missed)
 
-    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
-        """Returns the state of a weight: tensors with an entry for each row, and scalars."""
-        return self.rule.initial_state(weight)
-
-    @torch.no_grad()
     def before_look_up(self, rows: Tensor) -> None:
         """Applies to rows the updates of the steps that they have missed, if there are any.
 
@@ -133,41 +114,53 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         Args:
             rows: rows of each weight; all that the next `step` has gradients of, or more.
         """
-        for weight, missed in self._missed.items():
-            if len(rows) >= len(weight):
-                self._decay_all(weight)
-            elif len(missed):
-                self._decay(weight, rows)
+        self._catch_up(rows)
 
-    @torch.no_grad()
     def finish_updates(self) -> None:
         """Applies to all rows the updates of the steps that they have missed."""
-        for weight in self._missed:
-            self._decay_all(weight)
+        self._catch_up(None)
+
+    @torch.no_grad()
+    def _catch_up(self, rows: Tensor | None) -> None:
+        for group in self.param_groups:
+            (weight,) = group["params"]
+            missed = self._missed.get(weight)
+            if not missed:
+                continue
+            late = None if rows is None or len(rows) >= len(weight) else rows
+            constants = {name: group[name] for name in self.rule.decay_constants}
+            if self.rule.decayed is None:
+                constants["l2"] = self.l2
+            inputs, states = (missed.done, missed.numbers, late), self._states(weight)
+            decay_rows(self.rule, weight, states, inputs, low=group["low"], **constants)
+            if late is None:
+                missed.forget()
 
     @without_wrapper
     def step(self) -> None:
         for group in self.param_groups:
-            for weight in group["params"]:
-                missed = self._missed.get(weight)
-                if weight.grad is not None:
-                    rows, grad = weight.grad._indices()[0], weight.grad._values()
-                elif missed is not None:
-                    rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
-                    grad = weight.new_zeros(0, weight.shape[1])
-                else:
-                    continue
-                if missed is not None and not (self.found_inf is not None and self.found_inf):
-                    missed.add(self.numbers_of_step(weight, group), rows)
-                self.update(weight, rows, grad, group)
+            (weight,) = group["params"]
+            missed = self._missed.get(weight)
+            if weight.grad is not None:
+                rows, grad = weight.grad._indices()[0], weight.grad._values()
+            elif missed is not None:
+                rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
+                grad = weight.new_zeros(0, weight.shape[1])
+            else:
+                continue
+            if missed is not None and not (self.found_inf is not None and self.found_inf):
+                missed.add(self.numbers_of_step(weight, group), rows)
+            self.update(weight, (rows, grad, group["lr"]), group)
 
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        """Applies the rule to rows, by their gradients."""
-        self._update(weight, (rows, grad, group["lr"]), group)
-
-    def _update(
+    def update(
         self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
     ) -> None:
+        """Applies the rule to rows.
+
+        Args:
+            inputs: rows, their gradients, and what else the rule's operator takes.
+            changed: constants of the rule other than the group's.
+        """
         update_rows(
             self.rule,
             weight,
@@ -178,33 +171,51 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
             table_sizes=group["table_sizes"],
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,
-            **{**{name: group[name] for name in self.rule.constants}, **changed},
+            **({name: group[name] for name in self.rule.constants} | changed),
         )
-
-    def _states(self, weight: Tensor) -> list[Tensor]:
-        return [self.state[weight][state.key] for state in self.rule.states]
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
         """Returns the numbers of the coming step that the rule's decay takes."""
         return (float(group["lr"]),)
 
-    def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
-        """Applies to rows, or all rows, the updates of the steps that they have missed."""
-        constants = {name: group[name] for name in self.rule.decay_constants}
-        if self.rule.decayed is None:
-            constants["l2"] = self.l2
-        inputs = (missed.done, missed.numbers, rows)
-        decay_rows(self.rule, weight, self._states(weight), inputs, low=group["low"], **constants)
+    def _states(self, weight: Tensor) -> list[Tensor]:
+        return [self.state[weight][state.key] for state in self.rule.states]
 
-    def _decay_all(self, weight: Tensor) -> None:
-        if len(self._missed[weight]):
-            self._decay(weight, None)
-            self._missed[weight].forget()
 
-    def _decay(self, weight: Tensor, rows: Tensor | None) -> None:
-        for group in self.param_groups:
-            if any(weight is own for own in group["params"]):
-                self.decay(weight, self._missed[weight], rows, group)
+class _MissedSteps:
+    """Counts the steps since all rows of a weight were up to date, and those that each row has had.
+
+    Attributes:
+        done: number of steps that each row has had, `[rows]` int32.
+    """
+
+    bytes_of_row = 4
+
+    def __init__(self, weight: Tensor, rule: RowRule):
+        self.done = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
+        self._numbers = torch.empty(64, len(rule.per_step), dtype=rule.steps_dtype)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_rules`."""
+        return self._numbers[: self._count]
+
+    def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:
+        """Adds a step, which the rows of its batch have already had."""
+        if self._count == len(self._numbers):
+            self._numbers = torch.cat([self._numbers, torch.empty_like(self._numbers)])
+        self._numbers[self._count] = torch.tensor(numbers, dtype=self._numbers.dtype)
+        self._count += 1
+        self.done[rows] = self._count
+
+    def forget(self) -> None:
+        """Restarts the count: all rows are up to date."""
+        self.done.zero_()
+        self._count = 0
 
 
 class RowSGD(RowOptimizer):
@@ -213,14 +224,14 @@ class RowSGD(RowOptimizer):
     rule = SGD
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
-        shrinks_by = float(group["lr"]) * self.l2
-        if shrinks_by >= 1:
+        lr = float(group["lr"])
+        if lr * self.l2 >= 1:
             raise ValueError(
-                f"--embedding_l2 {self.l2:g}: times the learning rate of sgd, "
-                f"{float(group['lr']):g}, expected less than 1, or weights would change their signs"
+                f"--embedding_l2 {self.l2:g}: times the learning rate of sgd, {lr:g}, expected "
+                "less than 1, or weights would change their signs"
             )
         before = self._missed[weight].numbers
-        return ((float(before[-1]) if len(before) else 0.0) + math.log1p(-shrinks_by),)
+        return ((float(before[-1]) if len(before) else 0.0) + math.log1p(-lr * self.l2),)
 
 
 class RowAdagrad(RowOptimizer):
@@ -244,20 +255,14 @@ class RowAdam(RowOptimizer):
 
     rule = ADAM
 
-    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
-        return {**super().initial_state(weight), "step": torch.zeros((), device=weight.device)}
-
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        root = self._root_of_correction(weight, group) if weight in self._missed else 1.0
+    def update(
+        self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
+    ) -> None:
         step = self.state[weight]["step"]
-        step += 1
-        try:
-            self._update(weight, (rows, grad, group["lr"], step), group, eps=group["eps"] * root)
-        except Exception:
-            step -= 1
-            raise
-        if self.found_inf is not None:
-            step -= (self.found_inf != 0).to(step.dtype)
+        if weight in self._missed:
+            changed["eps"] = group["eps"] * self._root_of_correction(weight, group)
+        super().update(weight, (*inputs, step + 1), group, **changed)
+        step += 1 if self.found_inf is None else self.found_inf == 0
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
         root, step = self._root_of_correction(weight, group), float(self.state[weight]["step"]) + 1

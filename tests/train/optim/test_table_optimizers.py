@@ -267,6 +267,14 @@ def test_half_precision_gradients_are_taken_as_they_are(kind, device):
     torch.testing.assert_close(actual, expected, atol=0.1, rtol=0.1)  # bfloat16 has 8 bits
 
 
+@pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
+def test_planners_count_the_bytes_of_its_state(kind):
+    weight = embedding().weight
+    state = table_optimizer(kind, [weight]).state[weight].values()
+    counted = TABLE_OPTIMIZERS[kind].state_bytes(*weight.shape)
+    assert sum(value.nbytes for value in state if value.ndim) == counted
+
+
 @pytest.mark.parametrize(
     ("config", "device", "dtype", "scaled"),
     [
