@@ -15,7 +15,6 @@ from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
-from dlrm.train.reports.console import Evaluated, Kept, Position
 from dlrm.train.reports.roles import Roles
 from dlrm.train.task import Task
 
@@ -91,19 +90,16 @@ class Evaluation:
         progress.tested_step = progress.step
         best = progress.best.get(metric, math.nan)
         is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
-        name, config, per_epoch = self.roles.chooses, self.config, self.steps_per_epoch
-        at = Position(progress.own_step, config.num_steps(per_epoch), config.epochs, per_epoch)
-        chief = metric, self.task.loss_metric
-        self.log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
+        name, done, chief = self.roles.chooses, progress.own_step, (metric, self.task.loss_metric)
+        self.log.console.test(done, name, metrics, chief, seconds, is_best)
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
-        self.log.step(*at.last_index, tested, progress.step)
+        self.log.step(*divmod(done - 1, self.steps_per_epoch), tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         self._note_undefined(name, metrics)
-        if not is_best:
-            return False
-        epochs = progress.own_step / self.steps_per_epoch
-        progress.best = {**metrics, "step": progress.step, "epoch": epochs}
-        return True
+        if is_best:
+            epochs = done / self.steps_per_epoch
+            progress.best = {**metrics, "step": progress.step, "epoch": epochs}
+        return is_best
 
     def is_enough(self, score: float) -> bool:
         """Returns whether a score has reached the threshold, and reports it."""
@@ -167,20 +163,19 @@ class Evaluation:
         self, validation: Loader | None, has_best: bool
     ) -> dict[str, dict[str, float]]:
         """Returns the metrics of the weights to keep, by data set."""
-        progress = self.progress
+        progress, roles = self.progress, self.roles
         tests = [entry for entry in progress.history if self.task.metric in entry]
         tested = tests[-1] if tests else progress.best  # saved before its only test
         if has_best and progress.best["step"] != progress.step:
             tested = progress.best
         which = f"best, step {int(tested['step'])}" if has_best else f"last, step {progress.step}"
-        roles = self.roles
         results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if roles.reports and validation is not None and validation.num_samples:
             results[roles.reports] = self._evaluate(validation, roles.reports)
             self._note_undefined(roles.reports, results[roles.reports])
         # The last weights were not chosen, so their test needs no role.
         told = {n: r for n in results if (r := roles.of(n)) and (has_best or n == roles.reports)}
-        self.log.console.kept(Kept(which, results, told))
+        self.log.console.kept(which, results, told)
         return results
 
     def _note_undefined(self, name: str, metrics: dict[str, float]) -> None:
