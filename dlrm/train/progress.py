@@ -122,7 +122,8 @@ class Stopwatch:
         """Returns the samples per second, or None if the run ended within the warm-up."""
         began, _, before = self._begin
         seconds = self.seconds() - began
-        return (self._samples - before) / seconds if self._steps > self._warmup and seconds else None
+        is_measured = self._steps > self._warmup and seconds > 0
+        return (self._samples - before) / seconds if is_measured else None
 
     def _now(self) -> tuple[float, int, int]:
         return self.seconds(), self._steps, self._samples
