@@ -36,11 +36,8 @@ class Evaluation:
 
     Attributes:
         test_set: rows to test; without samples nothing is tested.
-        config: when a test is due, and which result is good enough.
-        progress: progress of the run.
         replicas: the processes that hold the same weights.
         ema: EMA of the weights, which is then tested; None tests the weights themselves.
-        roles: names of the test set, and of the set that is evaluated at the end.
     """
 
     task: Task
@@ -57,10 +54,9 @@ class Evaluation:
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
-        step = self.progress.own_step
-        if step % (self.config.test_freq or self.steps_per_epoch) or not self.test_set.num_samples:
-            return False
-        return step / self.steps_per_epoch >= self.config.test_after
+        step, every = self.progress.own_step, self.config.test_freq or self.steps_per_epoch
+        is_due = step % every == 0 and step / self.steps_per_epoch >= self.config.test_after
+        return is_due and self.test_set.num_samples > 0
 
     def is_due_at_end(self, ended: bool = False) -> bool:
         """Returns whether to test the last step: after a test, or an epoch and `test_after`.
@@ -147,14 +143,12 @@ class Evaluation:
                 reason = "none was asked for, or there is no test set"
             self.log.line(f"no test: {reason}")
             return {}
-        summary = {}
-        if self._seconds:
-            summary["average_test_throughput"] = self._samples / self._seconds
-        summary |= {
-            f"best_{metric}": best[metric],
-            "best_epoch": best["epoch"],
-            "best_validation_loss": best[self.task.loss_metric],
-        }
+        summary = (
+            {"average_test_throughput": self._samples / self._seconds} if self._seconds else {}
+        )
+        summary[f"best_{metric}"] = best[metric]
+        summary["best_epoch"] = best["epoch"]
+        summary["best_validation_loss"] = best[self.task.loss_metric]  # NVIDIA's name
         for name, metrics in self._final_report(validation, has_best).items():
             summary |= {f"{name}_{key}": value for key, value in metrics.items()}
         return summary

@@ -58,8 +58,11 @@ class RunLog:
 
     def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
         self.console.end()
-        stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
-        outcome = "finished" if error is None else "killed" if stopped else "failed"
+        outcome = "failed" if isinstance(error, Exception) else "killed"
+        if error is None:
+            outcome = "finished"
+        elif isinstance(error, StoppedError):
+            outcome = "killed"
         for tracker in self.trackers:
             tracker.close(outcome)
         if self._file:

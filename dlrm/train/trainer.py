@@ -136,14 +136,11 @@ class Trainer:
         Args:
             adapted: returns the checkpoint as this run takes it, such as with longer tables.
         """
+        has_state = not is_nvidia(directory)
         saved = load_checkpoint(
-            directory,
-            self.parameters,
-            resume=not is_nvidia(directory),
-            world=self.world,
-            adapted=adapted,
+            directory, self.parameters, resume=has_state, world=self.world, adapted=adapted
         )
-        self.progress.continue_run({} if is_nvidia(directory) else saved)
+        self.progress.continue_run(saved if has_state else {})
         if self._schedule_restarts:
             self.progress.drops.clear()
         self._report.resume()
@@ -218,8 +215,9 @@ class Trainer:
                     self._ended = line and self._called(self._callbacks.on_step)
                     tested = evaluation.is_due() and self._evaluate(evaluation)
                     reached = tested or self._ended
-                    saved = self._checkpoint_if_due(total)
-                    stopped = self._agree(saved or len(progress.history) > known)
+                    if saves := self._is_checkpoint_due(total):
+                        self._save()
+                    stopped = self._agree(saves or len(progress.history) > known)
                     if progress.step == total or reached or stopped:
                         break
                     self._parts.next_step()
@@ -322,14 +320,11 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
 
-    def _checkpoint_if_due(self, total: int) -> bool:
-        """Saves a checkpoint if it is due; returns whether it was."""
-        freq = self.config.checkpoint_freq
-        last = self.progress.step == total  # it is saved after its test
-        due = bool(self.checkpoints and freq and self.progress.own_step % freq == 0 and not last)
-        if due:
-            self._save()
-        return due
+    def _is_checkpoint_due(self, total: int) -> bool:
+        progress, freq = self.progress, self.config.checkpoint_freq
+        if not self.checkpoints or not freq or progress.step == total:  # saved after its test
+            return False
+        return progress.own_step % freq == 0
 
     def _save(self) -> None:
         assert self.checkpoints is not None
@@ -359,7 +354,7 @@ class Trainer:
         """Loads the best checkpoint; returns whether there is one."""
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
-        if self.checkpoints and best and progress.best["step"] != progress.step:
+        if best and progress.best["step"] != progress.step:
             load_checkpoint(best, self.parameters, world=self.world)
         return best is not None
 

@@ -89,9 +89,7 @@ class Tracker(threading.Thread):
         say: called with a line if the adapter fails.
     """
 
-    def __init__(
-        self, name: str, connect: Callable[[], Any], say: Callable[[str], object]
-    ) -> None:
+    def __init__(self, name: str, connect: Callable[[], Any], say: Callable[[str], object]) -> None:
         super().__init__(name=name, daemon=True)
         self._connect, self._say, self._failed = connect, say, False
         self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
