@@ -101,7 +101,7 @@ class Tracker(threading.Thread):
             self._calls.put((method, arguments))
 
     def close(self, outcome: str) -> None:
-        """Ends the run with its outcome, once pending reports are taken; waits up to `_PATIENCE`."""
+        """Ends the run with its outcome, after pending reports; waits up to `_PATIENCE`."""
         self.send("close", outcome)
         self.join(_PATIENCE)
         if self.is_alive():
