@@ -86,8 +86,8 @@ class Evaluation:
         progress.tested_step = progress.step
         best = progress.best.get(metric, math.nan)
         is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
-        name, done, chief = self.roles.chooses, progress.own_step, (metric, self.task.loss_metric)
-        self.log.console.test(done, name, metrics, chief, seconds, is_best)
+        name, done = self.roles.chooses, progress.own_step
+        self.log.console.test(done, name, metrics, seconds, is_best)
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
         self.log.step(*divmod(done - 1, self.steps_per_epoch), tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
@@ -143,9 +143,9 @@ class Evaluation:
                 reason = "none was asked for, or there is no test set"
             self.log.line(f"no test: {reason}")
             return {}
-        summary = (
-            {"average_test_throughput": self._samples / self._seconds} if self._seconds else {}
-        )
+        summary = {}
+        if self._seconds:
+            summary["average_test_throughput"] = self._samples / self._seconds
         summary[f"best_{metric}"] = best[metric]
         summary["best_epoch"] = best["epoch"]
         summary["best_validation_loss"] = best[self.task.loss_metric]  # NVIDIA's name

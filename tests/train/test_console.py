@@ -230,7 +230,7 @@ def show_all():
     console.start(2, 0, 1, 2)
     console.line("note: " + "word " * 20)
     metrics = {"auc": 0.5, "log_loss": 1.0, "calibration": 1.0}
-    console.test(1, "test", metrics, ("auc", "log_loss"), 1.0, is_best=True)
+    console.test(1, "test", metrics, 1.0, is_best=True)
     console.saved(Saved(Path("/run/curves.png"), None, Path("/run/step-2"), Path("/run/step-1")))
     console.suggest(["dlrm predict --checkpoint run --input a_dataset --output scores_of_it.npy"])
     console.summary({})
@@ -241,7 +241,8 @@ def test_a_terminal_has_colors_and_lines_that_end_between_words(on_terminal):
     assert on_terminal(show_all).splitlines() == [
         f"\x1b[33mnote:{end} " + "word " * 14 + "word",
         "  word word word word word",
-        f"{bold}test{end}        step 1/2  AUC 0.5000  log loss 1.0000  \x1b[32mbest{end}",
+        f"{bold}test{end}        step 1/2  AUC 0.5000  log loss 1.0000  calibration 1.0000  "
+        f"\x1b[32mbest{end}",
         "",
         f"{bold}saved{end}       /run/step-1 (best), step-2 (last)",
         f"{bold}curves{end}      /run/curves.png",

@@ -163,33 +163,25 @@ class Console:
             self._seconds[name] = self._seconds.get(name, 0.0) + share * seconds
 
     def test(
-        self,
-        done: int,
-        name: str,
-        metrics: Mapping[str, float],
-        chief: Sequence[str],
-        seconds: float,
-        is_best: bool,
+        self, done: int, name: str, metrics: Mapping[str, float], seconds: float, is_best: bool
     ) -> None:
         """Reports a test during the training.
 
         Args:
             done: number of steps done.
             name: the rows, such as "test".
-            metrics: all metrics.
-            chief: names of the metric that chooses the best weights, and of the loss.
             seconds: seconds that the test took.
             is_best: whether it is the best so far.
         """
         if self.quiet:  # no line has them
-            self._figure({name: f"{title(name)} {metrics[name]:.4f}" for name in chief[:1]})
+            self._figure({name: _metrics(metrics)})
         if not self._is_short:
             epoch, index = divmod(done - 1, self._steps_per_epoch)
             found = line_of(metrics)
             self.line(f"Epoch {epoch} step {index}. {name}: {found}  ({seconds:.1f} s)")
         else:
-            found = _metrics({name: metrics[name] for name in dict.fromkeys(chief)})
-            self._labeled(name, f"{self._steps(done)}  {found}", "best" if is_best else "")
+            found = f"{self._steps(done)}  {_metrics(metrics)}"
+            self._labeled(name, found, "best" if is_best else "")
 
     def kept(
         self, which: str, results: Mapping[str, Mapping[str, float]], roles: Mapping[str, str]
