@@ -10,7 +10,7 @@ from dlrm.pages import table
 from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import SavedRun, read_run
-from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
+from dlrm.train.reports.roles import HOLDOUT, SELECTION
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
@@ -19,7 +19,7 @@ _MOST_NAMES = 12
 
 
 def summary_of(model: "Predictor") -> list[str]:
-    """Returns the number of fields and rows, and the metrics of rows that were not chosen on."""
+    """Returns the number of fields and rows, and the metrics of the hold-out rows."""
     parts, found = [f"{_size(model)}"], _tested(model)
     if found:
         (name, role), metrics = next(iter(found.items()))
@@ -112,10 +112,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _tested(model: "Predictor") -> dict[tuple[str, str], dict[str, float]]:
-    """Returns metrics by the name of the rows and their role, those not chosen on first."""
+    """Returns metrics by the name of the rows and their role, those of hold-out rows first."""
     results = model.results
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for key, role in {"never_chosen_on": NEVER_CHOSEN, "chosen_on": CHOSEN}.items():
+    for key, role in {"holdout_split": HOLDOUT, "selection_split": SELECTION}.items():
         name = results.get(key)
         metrics = {
             key.removeprefix(f"{name}_"): value

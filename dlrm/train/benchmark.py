@@ -1,4 +1,4 @@
-"""Training and inference speed of a model: throughput and latency."""
+"""Inference speed of a model."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from dlrm.metrics.latency import Latency
-from dlrm.step_clock import StepClock
 
 
 @torch.inference_mode()
@@ -37,62 +36,3 @@ def measure_inference(
     if len(seconds) <= warmup:
         raise ValueError(f"expected more than {warmup} batches to measure, got {len(seconds)}")
     return Latency.of(seconds[warmup:])
-
-
-class Stopwatch:
-    """Seconds spent training, without evaluation and checkpoints.
-
-    Args:
-        device: device to wait for when the watch is stopped or read, so that all work counts.
-        parts: a step clock that pauses and runs with this watch, if given.
-    """
-
-    def __init__(self, device: str, parts: StepClock | None = None):
-        self._cuda, self._parts = device.startswith("cuda"), parts
-        self._total, self._since = 0.0, None  # type: float, float | None
-        self._lap_seconds, self._lap_step = 0.0, 0
-
-    def seconds(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        running = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._total + running
-
-    def resume(self) -> None:
-        if self._since is None:
-            self._since = time.perf_counter()
-            if self._parts:
-                self._parts.resume()
-
-    def pause(self) -> None:
-        if self._parts:
-            self._parts.pause()
-        self._total, self._since = self.seconds(), None
-
-    def lap(self, step: int) -> float:
-        """Ends a lap after a step; returns the mean seconds of the lap's steps."""
-        now = self.seconds()
-        mean = (now - self._lap_seconds) / max(step - self._lap_step, 1)
-        self._lap_seconds, self._lap_step = now, step
-        return mean
-
-
-class Throughput:
-    """Samples per second over all steps after the warm-up."""
-
-    def __init__(self, clock: Stopwatch, warmup_steps: int):
-        self._clock, self._warmup = clock, warmup_steps
-        self._steps, self._samples, self._start = 0, 0, 0.0
-
-    def count(self, samples: int) -> None:
-        """Counts a completed step."""
-        self._steps += 1
-        if self._steps > self._warmup:
-            self._samples += samples
-        elif self._steps == self._warmup:
-            self._start = self._clock.seconds()
-
-    def rate(self) -> float | None:
-        """Returns the samples per second, or None if the run ended within the warm-up."""
-        seconds = self._clock.seconds() - self._start
-        return self._samples / seconds if self._samples and seconds > 0 else None

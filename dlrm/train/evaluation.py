@@ -15,7 +15,6 @@ from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
-from dlrm.train.reports.console import Evaluated, Kept, Position
 from dlrm.train.reports.roles import Roles
 from dlrm.train.task import Task
 
@@ -37,11 +36,8 @@ class Evaluation:
 
     Attributes:
         test_set: rows to test; without samples nothing is tested.
-        config: when a test is due, and which result is good enough.
-        progress: progress of the run.
         replicas: the processes that hold the same weights.
         ema: EMA of the weights, which is then tested; None tests the weights themselves.
-        roles: names of the test set, and of the set that is evaluated at the end.
     """
 
     task: Task
@@ -58,10 +54,9 @@ class Evaluation:
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
-        step = self.progress.own_step
-        if step % (self.config.test_freq or self.steps_per_epoch) or not self.test_set.num_samples:
-            return False
-        return step / self.steps_per_epoch >= self.config.test_after
+        step, every = self.progress.own_step, self.config.test_freq or self.steps_per_epoch
+        is_due = step % every == 0 and step / self.steps_per_epoch >= self.config.test_after
+        return is_due and self.test_set.num_samples > 0
 
     def is_due_at_end(self, ended: bool = False) -> bool:
         """Returns whether to test the last step: after a test, or an epoch and `test_after`.
@@ -91,19 +86,16 @@ class Evaluation:
         progress.tested_step = progress.step
         best = progress.best.get(metric, math.nan)
         is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
-        name, config, per_epoch = self.roles.chooses, self.config, self.steps_per_epoch
-        at = Position(progress.own_step, config.num_steps(per_epoch), config.epochs, per_epoch)
-        chief = metric, self.task.loss_metric
-        self.log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
+        name, done = self.roles.chooses, progress.own_step
+        self.log.console.test(done, name, metrics, seconds, is_best)
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
-        self.log.step(*at.last_index, tested, progress.step)
+        self.log.step(*divmod(done - 1, self.steps_per_epoch), tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         self._note_undefined(name, metrics)
-        if not is_best:
-            return False
-        epochs = progress.own_step / self.steps_per_epoch
-        progress.best = {**metrics, "step": progress.step, "epoch": epochs}
-        return True
+        if is_best:
+            epochs = done / self.steps_per_epoch
+            progress.best = {**metrics, "step": progress.step, "epoch": epochs}
+        return is_best
 
     def is_enough(self, score: float) -> bool:
         """Returns whether a score has reached the threshold, and reports it."""
@@ -154,11 +146,9 @@ class Evaluation:
         summary = {}
         if self._seconds:
             summary["average_test_throughput"] = self._samples / self._seconds
-        summary |= {
-            f"best_{metric}": best[metric],
-            "best_epoch": best["epoch"],
-            "best_validation_loss": best[self.task.loss_metric],
-        }
+        summary[f"best_{metric}"] = best[metric]
+        summary["best_epoch"] = best["epoch"]
+        summary["best_validation_loss"] = best[self.task.loss_metric]  # NVIDIA's name
         for name, metrics in self._final_report(validation, has_best).items():
             summary |= {f"{name}_{key}": value for key, value in metrics.items()}
         return summary
@@ -167,20 +157,19 @@ class Evaluation:
         self, validation: Loader | None, has_best: bool
     ) -> dict[str, dict[str, float]]:
         """Returns the metrics of the weights to keep, by data set."""
-        progress = self.progress
+        progress, roles = self.progress, self.roles
         tests = [entry for entry in progress.history if self.task.metric in entry]
         tested = tests[-1] if tests else progress.best  # saved before its only test
         if has_best and progress.best["step"] != progress.step:
             tested = progress.best
         which = f"best, step {int(tested['step'])}" if has_best else f"last, step {progress.step}"
-        roles = self.roles
         results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if roles.reports and validation is not None and validation.num_samples:
             results[roles.reports] = self._evaluate(validation, roles.reports)
             self._note_undefined(roles.reports, results[roles.reports])
         # The last weights were not chosen, so their test needs no role.
         told = {n: r for n in results if (r := roles.of(n)) and (has_best or n == roles.reports)}
-        self.log.console.kept(Kept(which, results, told))
+        self.log.console.kept(which, results, told)
         return results
 
     def _note_undefined(self, name: str, metrics: dict[str, float]) -> None:

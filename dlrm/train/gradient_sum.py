@@ -5,7 +5,7 @@ private function, and it rearranges its buckets after the first step, so that wi
 ranks a resumed run would sum in another order than the run that it continues.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -25,19 +25,15 @@ def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: W
         model: the model with norms; other buffers, such as edges of bins, are equal on all ranks.
         average: EMA of its weights and buffers, by name; may be empty.
     """
-    if world.size > 1:
-        for name, value in _statistics(model):
-            all_sum(value, world).div_(world.size)
-            if name in average:
-                all_sum(average[name], world).div_(world.size)
-
-
-def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if world.size == 1:
+        return
     for prefix, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             for name, value in module.named_buffers(prefix, recurse=False):
                 if value.is_floating_point():
-                    yield name, value
+                    all_sum(value, world).div_(world.size)
+                    if name in average:
+                        all_sum(average[name], world).div_(world.size)
 
 
 class GradientSum:

@@ -1,4 +1,4 @@
-"""The reports of a run: a console, and a file in DLLogger's format."""
+"""The reports of a run: a console, a file in DLLogger's format, and trackers."""
 
 import os
 import time
@@ -12,10 +12,8 @@ from dlrm.documents import json_text
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
 from dlrm.remote.cache import with_uris
-from dlrm.train.reports.console import open_console, progress_bar
-from dlrm.train.reports.trackers import Outcome, Tracker
-
-_DELAY = 1  # seconds before the bar of a test appears
+from dlrm.train.reports.console import Console, is_watched, progress_bar
+from dlrm.train.reports.trackers import Tracker
 
 
 class StoppedError(Exception):
@@ -23,7 +21,7 @@ class StoppedError(Exception):
 
 
 class RunLog:
-    """Writes the log file, and reports on a console.
+    """Writes the log file, and reports on a console and to trackers.
 
     Every line of the file is `DLLL ` and a JSON object with `timestamp`, `datetime`, `elapsedtime`,
     `type` (LOG or METADATA), `step` and `data`, as NVIDIA's DLLogger writes.
@@ -31,12 +29,11 @@ class RunLog:
     Args:
         path: the file, or None for none; lines of an earlier run are kept.
         quiet: write and print nothing; for all ranks except the first.
-        log_format, verbose: see `dlrm.train.reports.console.open_console`.
+        log_format, verbose, progress: see `dlrm.train.reports.console.Console`.
 
     Attributes:
         console: prints the reports for people.
         trackers: receive the flags, the values of steps and the files of the run as well.
-        last_lines: lines for people at the end of the summary.
     """
 
     def __init__(
@@ -45,11 +42,12 @@ class RunLog:
         quiet: bool = False,
         log_format: str = "nvidia",
         verbose: bool = False,
+        progress: bool | None = None,
     ):
         self._file: TextIO | None = None
         self._start = time.time()
         self.quiet = quiet
-        self.console = open_console(log_format, verbose, quiet)
+        self.console = Console(log_format, verbose, quiet, progress)
         self.trackers: list[Tracker] = []
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -60,14 +58,19 @@ class RunLog:
 
     def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
         self.console.end()
+        outcome = "failed" if isinstance(error, Exception) else "killed"
+        if error is None:
+            outcome = "finished"
+        elif isinstance(error, StoppedError):
+            outcome = "killed"
         for tracker in self.trackers:
-            tracker.close(_outcome(error))
+            tracker.close(outcome)
         if self._file:
             with errors_named(self._file.name):
                 self._file.close()
 
     def line(self, text: str, short: str | None = None) -> None:
-        """Prints a line; see `NvidiaConsole.line`."""
+        """Prints a line; see `Console.line`."""
         self.console.line(text, short)
 
     def parameters(self, values: dict[str, Any]) -> None:
@@ -75,18 +78,18 @@ class RunLog:
         values = {k: with_uris(v) if isinstance(v, str) else v for k, v in values.items()}
         self._write(type="LOG", step="PARAMETER", data=values)
         for tracker in self.trackers:
-            tracker.flags(values)
+            tracker.send("flags", values)
 
     def step(self, epoch: int, step: int, values: dict[str, float], done: int) -> None:
         """Records values of a step of an epoch, after `done` steps of the run."""
         self._write(type="LOG", step=[epoch, step], data=values)
         for tracker in self.trackers:
-            tracker.scalars(done, values)
+            tracker.send("scalars", done, values)
 
     def file(self, path: Path) -> None:
         """Passes a file of the run to the trackers."""
         for tracker in self.trackers:
-            tracker.file(path)
+            tracker.send("file", path)
 
     def summary(self, values: dict[str, float]) -> None:
         """Records and prints the results of the run, each with its unit."""
@@ -110,13 +113,6 @@ class RunLog:
             self._file.flush()
 
 
-def _outcome(error: BaseException | None) -> Outcome:
-    if error is None:
-        return "finished"
-    stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
-    return "killed" if stopped else "failed"
-
-
 class Loader(Protocol):
     """Batches of a data set; `batches` can start anywhere in an epoch."""
 
@@ -128,7 +124,7 @@ class Loader(Protocol):
 
 
 class Watched:
-    """A loader whose batches advance a progress bar, if standard error is a terminal.
+    """A loader whose batches advance a progress bar, where someone watches.
 
     Args:
         quiet: show no bar.
@@ -143,9 +139,10 @@ class Watched:
 
     def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]:
         """Yields the loader's batches."""
+        shown = is_watched() and not self._quiet
         with (
             closing(self._loader.batches(epoch, start)) as batches,
-            progress_bar(len(self) - start, self._title, quiet=self._quiet, delay=_DELAY) as bar,
+            progress_bar(len(self) - start, self._title, 0, shown, leave=False, delay=1) as bar,
         ):
             for batch in batches:
                 yield batch

@@ -1,23 +1,21 @@
-"""Progress of a run: its saved state, its losses, and the lines that report them."""
+"""Progress of a run: its saved state, its losses, its speed, and the lines that report them."""
 
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlrm.distributed import OtherRankError, World, all_sum
-from dlrm.step_clock import StepClock
-from dlrm.train.agreement import raise_device_errors
-from dlrm.train.benchmark import Stopwatch, Throughput
+from dlrm import ops
+from dlrm.distributed import OtherRankError, World, agreed, all_sum
+from dlrm.step_clock import PARTS, StepClock
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
-from dlrm.train.reports.console import Point, Position
-from dlrm.train.reports.verdict import shares_of_ranks
 
 _CURVE_POINTS = 50
 
@@ -74,42 +72,154 @@ class Progress:
         return self.step - self.first_step
 
 
-class LossWindow:
-    """Sums the losses since the last printed line, and ends the run if one is NaN or infinite.
-
-    The sum and the points of the curve stay on the device until a line is due.
+class Stopwatch:
+    """Measures the time spent training, without evaluation and checkpoints.
 
     Args:
+        device: device to wait for when the watch is stopped or read, so that all work counts.
+        parts: a step clock that pauses and runs with this watch.
+    """
+
+    def __init__(self, device: str, parts: StepClock):
+        self._cuda, self._parts = device.startswith("cuda"), parts
+        self._total, self._since = 0.0, None  # type: float, float | None
+        self.start()
+
+    def start(self, warmup: int = 0) -> None:
+        """Begins to count steps, the first of which are no part of the throughput."""
+        self._warmup, self._steps, self._samples = warmup, 0, 0
+        self._lap = self._begin = self._now()
+
+    def count(self, samples: int) -> None:
+        """Counts a completed step."""
+        self._steps += 1
+        self._samples += samples
+        if self._steps == self._warmup:
+            self._begin = self._now()
+
+    def seconds(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._total + running
+
+    def resume(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+            self._parts.resume()
+
+    def pause(self) -> None:
+        self._parts.pause()
+        self._total, self._since = self.seconds(), None
+
+    def lap(self) -> tuple[float, int, int]:
+        """Ends a lap; returns its seconds, steps and samples."""
+        before, self._lap = self._lap, self._now()
+        seconds, steps, samples = self._lap
+        return seconds - before[0], steps - before[1], samples - before[2]
+
+    def throughput(self) -> float | None:
+        """Returns the samples per second, or None if the run ended within the warm-up."""
+        began, _, before = self._begin
+        seconds = self.seconds() - began
+        is_measured = self._steps > self._warmup and seconds > 0
+        return (self._samples - before) / seconds if is_measured else None
+
+    def _now(self) -> tuple[float, int, int]:
+        return self.seconds(), self._steps, self._samples
+
+
+class StepReport:
+    """Sums the losses of steps, and reports them with the speed where a line is due.
+
+    The sums, and the points of the curve, stay on the device until a line, a test or a checkpoint
+    needs them. A loss that is NaN or infinite ends the run.
+
+    Args:
+        parts: measures the time of each part of the steps.
+        scaler: counts the skipped steps.
         checkpoints: error messages name the last one; None if nothing is saved.
     """
 
     def __init__(
-        self, progress: Progress, world: World, checkpoints: CheckpointDirectory | None
+        self,
+        progress: Progress,
+        world: World,
+        log: RunLog,
+        clock: Stopwatch,
+        parts: StepClock,
+        scaler: LossScaler,
+        checkpoints: CheckpointDirectory | None,
     ) -> None:
-        self.progress, self._world, self._checkpoints = progress, world, checkpoints
+        self._progress, self._world, self._log = progress, world, log
+        self._clock, self._parts, self._scaler = clock, parts, scaler
+        self._checkpoints = checkpoints
         self._sums = torch.zeros(2, device=world.device)  # since the last line, and the last point
-        self._points: list[
-            tuple[int, int, Tensor]
-        ] = []  # step, steps and sum of each point not read yet
+        self._points: list[tuple[int, int, Tensor]] = []  # step, steps and sum, if not read yet
         self._finite_step = 0  # no loss up to this step was infinite or NaN
 
+    def start(self, config: TrainConfig, steps_per_epoch: int, advice: Mapping[str, str]) -> None:
+        """Begins a training whose lines are due by a configuration.
+
+        Args:
+            advice: suggestions for faster steps, by the part of the step that they are for.
+        """
+        self._config, self._steps_per_epoch, self._advice = config, steps_per_epoch, advice
+        self._total = config.num_steps(steps_per_epoch)
+        self._stride = -(-self._total // _CURVE_POINTS)
+        self._clock.start(config.benchmark_warmup_steps)
+        done = self._progress.own_step
+        self._log.console.start(self._total, done, config.epochs, steps_per_epoch)
+
     def resume(self) -> None:
-        """Continues the window of a checkpoint."""
+        """Continues the sums of a checkpoint."""
         self._restart()
-        self._finite_step = self.progress.step
+        self._finite_step = self._progress.step
 
-    def add(self, loss: Tensor) -> None:
-        """Adds the loss of a step; does not wait for the device."""
+    def step(self, loss: Tensor, num_samples: int, rate: float) -> bool:
+        """Adds a step; returns whether it has a line, and otherwise does not wait for the device.
+
+        Lines are numbered as NVIDIA's: line i comes after the step with index i, counted from 0.
+        The last step of a run has a line of its own, which does not end the window of the mean.
+        """
+        progress = self._progress
+        self._clock.count(num_samples)
+        self._log.console.advance()
         self._sums += loss
-        self.progress.window_steps += 1
-        self.progress.curve_steps += 1
+        progress.window_steps += 1
+        progress.curve_steps += 1
+        done = progress.own_step
+        is_last = done == self._total
+        if done % self._stride == 0 or is_last:
+            self._points.append((progress.step, progress.curve_steps, self._sums[1].clone()))
+            self._sums[1].zero_()
+            progress.curve_steps = 0
+        is_due = done > 1 and (done - 1) % self._config.print_freq == 0
+        if is_due or is_last:
+            self._line(done, rate)
+        if is_due:
+            self._sums[0].zero_()
+            progress.window_steps = 0
+        return is_due or is_last
 
-    def mark(self) -> None:
-        """Ends a point of the curve; does not wait for the device."""
-        progress = self.progress
-        self._points.append((progress.step, progress.curve_steps, self._sums[1].clone()))
-        self._sums[1].zero_()
-        progress.curve_steps = 0
+    def _line(self, done: int, rate: float) -> None:
+        mean, (seconds, steps, samples), log = self.mean(), self._clock.lap(), self._log
+        step_time, of_run = seconds / steps, self._progress.step
+        epoch, index = divmod(done - 1, self._steps_per_epoch)
+        log.console.point(done, mean, step_time, samples / steps, rate, self._scaler.report())
+        log.step(epoch, index, {"loss": mean, "step_time": step_time, "lr": rate}, of_run)
+        if self._config.verdict and (shares := self._shares()):
+            log.console.time(shares, seconds, self._advice)
+            named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
+            log.step(epoch, index, named, of_run)
+        self._progress.history.append({"step": of_run, "loss": mean, "lr": rate})
+
+    def _shares(self) -> dict[str, float]:
+        """Returns the share of each part in the steps of all ranks; empty if no time passed."""
+        seconds = self._parts.lap()
+        sums = all_sum(torch.tensor([seconds[name] for name in PARTS]), self._world).tolist()
+        total = sum(sums)
+        return {name: one / total for name, one in zip(PARTS, sums, strict=True)} if total else {}
 
     def mean(self) -> float:
         """Returns the mean loss since the last line, over all ranks.
@@ -121,17 +231,12 @@ class LossWindow:
         raise_device_errors(self._world)
         loss, _ = self._totals()
         self.check_finite(loss, "loss")
-        self._finite_step = self.progress.step - 1  # the last loss precedes its update
-        return loss / max(self.progress.window_steps, 1)
-
-    def clear(self) -> None:
-        """Begins a new window."""
-        self._sums[0].zero_()
-        self.progress.window_steps = 0
+        self._finite_step = self._progress.step - 1  # the last loss precedes its update
+        return loss / max(self._progress.window_steps, 1)
 
     def save(self) -> None:
         """Saves the sums in the progress, and continues from there as a resumed run does."""
-        self.progress.window_loss, self.progress.curve_loss = self._totals()
+        self._progress.window_loss, self._progress.curve_loss = self._totals()
         self._restart()
 
     def check_finite(self, value: float, what: str) -> None:
@@ -144,13 +249,26 @@ class LossWindow:
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."
         raise FloatingPointError(
             f"the {what} became {value} between steps {self._finite_step + 1} and "
-            f"{self.progress.step}: the training diverged and stops; these steps are not saved. "
+            f"{self._progress.step}: the training diverged and stops; these steps are not saved. "
             f"A smaller --lr, a longer warm-up or another --seed may help. {kept}"
         )
 
+    def summary(self) -> dict[str, float]:
+        """Returns the last printed loss and the throughput; prints the number of skipped steps."""
+        if skipped := self._scaler.num_skipped():
+            self._log.line(
+                f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
+                "smaller --loss_scale, or bf16, may help"
+            )
+        losses = [entry["loss"] for entry in self._progress.history if "lr" in entry]
+        summary = {"training_loss": losses[-1]} if losses else {}
+        if rate := self._clock.throughput():
+            summary["average_train_throughput"] = rate
+        return summary
+
     def _restart(self) -> None:
         """Keeps the sums on the first rank only, so that a resumed run adds in the same order."""
-        saved = [self.progress.window_loss, self.progress.curve_loss]
+        saved = [self._progress.window_loss, self._progress.curve_loss]
         self._sums.copy_(torch.tensor([0.0, 0.0] if self._world.rank else saved))
 
     def _totals(self) -> tuple[float, float]:
@@ -158,89 +276,18 @@ class LossWindow:
         sums = torch.stack([*self._sums.unbind(), *(total for _, _, total in self._points)])
         window, since_point, *of_points = all_sum(sums, self._world).tolist()
         for (step, steps, _), total in zip(self._points, of_points, strict=True):
-            self.progress.curve.append({"step": step, "loss": total / steps})
+            self._progress.curve.append({"step": step, "loss": total / steps})
         self._points.clear()
         return window, since_point
 
 
-@dataclass
-class StepReport:
-    """Prints a line when one is due, and measures the throughput.
+def raise_device_errors(world: World) -> None:
+    """Raises on every rank the errors that kernels on any rank's GPU found; waits for the GPU.
 
-    Attributes:
-        window: the losses since the last line.
-        clock: runs while the model is trained.
-        config: when a line is due, and the number of steps.
-        schedule: step, counted from 1 -> learning rate.
-        scaler: counts the skipped steps.
-        parts: measures the time of each part of the steps; None does not report it.
-        advice: see `dlrm.train.reports.verdict`.
+    Raises:
+        RuntimeError, OtherRankError: an id or a row was outside its range; see `agreed`.
     """
-
-    window: LossWindow
-    clock: Stopwatch
-    config: TrainConfig
-    schedule: Callable[[int], float]
-    scaler: LossScaler
-    log: RunLog
-    steps_per_epoch: int
-    parts: StepClock | None = None
-    world: World = World()
-    advice: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._total = self.config.num_steps(self.steps_per_epoch)
-        self._stride = -(-self._total // _CURVE_POINTS)
-        self._throughput = Throughput(self.clock, self.config.benchmark_warmup_steps)
-        self._steps = self._samples = 0  # since the last line
-
-    def step(self, loss: Tensor, num_samples: int) -> None:
-        """Adds a step and prints a line if one is due; otherwise does not wait for the device.
-
-        Lines are numbered as NVIDIA's: line i comes after the step with index i, counted from 0.
-        The last step of a run has a line of its own, which does not end the window of the mean.
-        """
-        self._throughput.count(num_samples)
-        self._steps, self._samples = self._steps + 1, self._samples + num_samples
-        self.log.console.advance()
-        self.window.add(loss)
-        done = self.window.progress.own_step
-        if done % self._stride == 0 or done == self._total:
-            self.window.mark()
-        due = done > 1 and (done - 1) % self.config.print_freq == 0
-        if due or done == self._total:
-            self._line(done)
-        if due:
-            self.window.clear()
-
-    def _line(self, done: int) -> None:
-        mean, step = self.window.mean(), self.window.progress.step
-        at = Position(done, self._total, self.config.epochs, self.steps_per_epoch)
-        step_time = self.clock.lap(step)
-        rate, samples = self.schedule(step), self._samples / self._steps
-        self.log.console.point(Point(at, mean, step_time, samples, rate, self.scaler.report()))
-        values = {"loss": mean, "step_time": step_time, "lr": rate}
-        self.log.step(*at.last_index, values, step)
-        if self.parts:
-            self._verdict(self.parts, at, step_time * self._steps)
-        self.window.progress.history.append({"step": step, "loss": mean, "lr": rate})
-        self._steps = self._samples = 0
-
-    def _verdict(self, parts: StepClock, at: Position, seconds: float) -> None:
-        if shares := shares_of_ranks(parts.lap(), self.world):
-            self.log.console.time(shares, seconds, self.advice)
-            named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
-            self.log.step(*at.last_index, named, self.window.progress.step)
-
-    def summary(self) -> dict[str, float]:
-        """Returns the last printed loss and the throughput; prints the number of skipped steps."""
-        if skipped := self.scaler.num_skipped():
-            self.log.line(
-                f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
-                "smaller --loss_scale, or bf16, may help"
-            )
-        losses = [entry["loss"] for entry in self.window.progress.history if "lr" in entry]
-        summary = {"training_loss": losses[-1]} if losses else {}
-        if rate := self._throughput.rate():
-            summary["average_train_throughput"] = rate
-        return summary
+    if world.size > 1 and torch.device(world.device).type == "cpu":
+        return  # on the CPU each call raises its own errors
+    with agreed(world, RuntimeError):
+        ops.raise_device_errors(world.device)

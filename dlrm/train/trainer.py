@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from dlrm import step_clock
 from dlrm.distributed import Pipelines, World, all_sum, gather
-from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.nvidia import is_nvidia
@@ -24,8 +23,8 @@ from dlrm.train.gradient_sum import GradientSum, average_statistics
 from dlrm.train.log import Loader, RunLog, StoppedError
 from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
-from dlrm.train.progress import LossWindow, Progress, StepReport
-from dlrm.train.reports.callbacks import Callbacks, OnStep, ends
+from dlrm.train.progress import Progress, StepReport, Stopwatch
+from dlrm.train.reports.callbacks import Callbacks, OnStep
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.task import Accumulate, Task, one_after_another
 
@@ -49,8 +48,7 @@ class Trainer:
             recorder, optimizers have their learning rates on the device.
         pipelines: division of the network among the processes; None: each has the whole network.
         accumulate: computes the gradients of micro-batches; None: one after the other.
-        advice: suggestions for faster steps, by the part of the step that they are for; see
-            `dlrm.train.reports.verdict`.
+        advice: suggestions for faster steps, by the part of the step that they are for.
         callbacks: functions that watch the training and may end it. If one raises, the training
             saves its state, and raises the same.
         schedule_restarts: whether a run that continues another begins its schedule anew.
@@ -83,13 +81,12 @@ class Trainer:
         schedule_restarts: bool = False,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
-        self.world, self.log = world, log or RunLog()
-        self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
-        self.ema, self.after_step, self.stop_requested = ema, after_step, False
-        self.roles, self._callbacks, self._ended = OF_NVIDIA, callbacks, False
-        self._rate_set: float | None = None
-        self._schedule_restarts = schedule_restarts
-        self.advice = advice or {}
+        self.world, self.log, self.scaler = world, log or RunLog(), scaler or LossScaler()
+        self.checkpoints, self.run, self.ema = checkpoints, run or {}, ema
+        self.after_step, self.stop_requested, self.advice = after_step, False, advice or {}
+        self.roles, self.progress = OF_NVIDIA, Progress()
+        self._callbacks, self._ended = callbacks, False
+        self._schedule_restarts, self._rate = schedule_restarts, math.nan
         self._accumulate = accumulate
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
@@ -103,11 +100,12 @@ class Trainer:
         if recorder:
             make_capturable(optimizers)
             self._update = step_clock.undivided(GraphedCallable(self._updated, recorder))
-        self.progress = Progress()
-        self._window = LossWindow(self.progress, world, checkpoints)
         device = world.device if config.verdict else "cpu"  # where nothing is recorded
         self._parts = step_clock.step_clock(device, config.print_freq)
         self._clock = Stopwatch(world.device, self._parts)
+        self._report = StepReport(
+            self.progress, world, self.log, self._clock, self._parts, self.scaler, checkpoints
+        )
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
@@ -125,7 +123,7 @@ class Trainer:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
         saved = load_checkpoint(directory, self.parameters, resume=True, world=self.world)
         self.progress.restore(saved)
-        self._window.resume()
+        self._report.resume()
         if self.checkpoints:
             self.progress.best = self.checkpoints.best_record()
 
@@ -138,17 +136,14 @@ class Trainer:
         Args:
             adapted: returns the checkpoint as this run takes it, such as with longer tables.
         """
+        has_state = not is_nvidia(directory)
         saved = load_checkpoint(
-            directory,
-            self.parameters,
-            resume=not is_nvidia(directory),
-            world=self.world,
-            adapted=adapted,
+            directory, self.parameters, resume=has_state, world=self.world, adapted=adapted
         )
-        self.progress.continue_run({} if is_nvidia(directory) else saved)
+        self.progress.continue_run(saved if has_state else {})
         if self._schedule_restarts:
             self.progress.drops.clear()
-        self._window.resume()
+        self._report.resume()
 
     def fit(
         self,
@@ -171,105 +166,85 @@ class Trainer:
             RuntimeError: a kernel on a GPU found a bad id since the last line; the message has it.
             StoppedError: `stop_requested` was set.
         """
-        self._rate_set, self.roles = None, roles
+        self._rate, self.roles = math.nan, roles
         progress = self.progress
         total = progress.first_step + self.config.num_steps(len(train))
-        evaluation = self._evaluation(test, len(train))
-        report = StepReport(
-            self._window,
-            self._clock,
-            config=self.config,
-            schedule=self.rate,
-            scaler=self.scaler,
-            log=self.log,
-            steps_per_epoch=len(train),
-            parts=self._parts if self.config.verdict else None,
-            world=self.world,
-            advice=self.advice,
-        )
-        stopped, reached = False, self._has_reached(evaluation)
-        if progress.step >= total:
-            self.log.line(f"all {total} steps are done already; there is nothing left to train")
-        self._clock.lap(progress.step)
-        self.log.console.start(total - progress.first_step, progress.own_step)
-        if not reached:
-            stopped = self._train(train, total, evaluation, report)
-        self.log.console.end()
-        if stopped:
-            self._stop()
-        return self._finish(evaluation, validation, report)
-
-    def _evaluation(self, test: Loader, steps_per_epoch: int) -> Evaluation:
-        return Evaluation(
+        evaluation = Evaluation(
             task=self.task,
             test_set=test,
-            steps_per_epoch=steps_per_epoch,
+            steps_per_epoch=len(train),
             config=self.config,
-            progress=self.progress,
+            progress=progress,
             replicas=self._replicas,
             log=self.log,
             ema=self.ema,
-            roles=self.roles,
+            roles=roles,
         )
+        self._report.start(self.config, len(train), self.advice)
+        stopped, reached = False, self._has_reached(evaluation)
+        if progress.step >= total:
+            self.log.line(f"all {total} steps are done already; there is nothing left to train")
+        if not reached:
+            stopped = self._train(train, total, evaluation)
+        self.log.console.end()
+        if stopped:
+            self._stop()
+        return self._finish(evaluation, validation)
 
     def _has_reached(self, evaluation: Evaluation) -> bool:
         """Returns whether the resumed run has reached its threshold, so that training ends."""
         progress = self.progress
         if progress.tested_step < progress.step:  # saved just before its test
-            return self._evaluate_if_due(evaluation)
+            return evaluation.is_due() and self._evaluate(evaluation)
         last = progress.history[-1] if progress.history else {}
         return evaluation.is_enough(last.get(self.task.metric, math.nan)) or evaluation.is_stale()
 
-    def _train(self, train: Loader, total: int, evaluation: Evaluation, report: StepReport) -> bool:
+    def _train(self, train: Loader, total: int, evaluation: Evaluation) -> bool:
         """Takes the remaining steps; returns whether a rank asked to stop."""
-        reached = stopped = False
-        while self.progress.step < total and not (reached or stopped):
-            epoch, start = divmod(self.progress.own_step, len(train))
+        progress, reached, stopped = self.progress, False, False
+        while progress.step < total and not (reached or stopped):
+            epoch, start = divmod(progress.own_step, len(train))
             with closing(train.batches(epoch, start)) as batches:
                 self._clock.resume()
                 self._parts.next_step()
                 for batch in batches:
-                    known = len(self.progress.history)
+                    known = len(progress.history)
                     loss = self._train_step(batch)
-                    self.after_step(self.progress.step)
-                    self._ended = self._report(report, loss, batch)
-                    reached = self._evaluate_if_due(evaluation) or self._ended
-                    saved = self._checkpoint_if_due(total)
-                    stopped = self._agree(saved or len(self.progress.history) > known)
-                    if self.progress.step == total or reached or stopped:
+                    self.after_step(progress.step)
+                    line = self._report.step(loss, self.task.num_samples(batch), self._rate)
+                    self._ended = line and self._called(self._callbacks.on_step)
+                    tested = evaluation.is_due() and self._evaluate(evaluation)
+                    reached = tested or self._ended
+                    if saves := self._is_checkpoint_due(total):
+                        self._save()
+                    stopped = self._agree(saves or len(progress.history) > known)
+                    if progress.step == total or reached or stopped:
                         break
                     self._parts.next_step()
                 self._clock.pause()
         return stopped
 
-    def _report(self, report: StepReport, loss: Tensor, batch: Any) -> bool:
-        """Reports a step; returns whether `on_step` ends the training."""
-        history = self.progress.history
-        known = len(history)
-        report.step(loss, self.task.num_samples(batch))
-        if len(history) == known or self._callbacks.on_step is None:  # no line was due
-            return False
-        self._clock.pause()
-        ended = self._called(self._callbacks.on_step, history[-1])
-        self._clock.resume()
-        return ended
-
-    def _called(self, function: OnStep | None, entry: Mapping[str, float]) -> bool:
-        """Calls a function with an entry of the history; returns whether it ends the training."""
+    def _called(self, function: OnStep | None) -> bool:
+        """Calls a function with the last entry of the history; returns whether it is to end."""
         if function is None:
             return False
-        values = {name: value for name, value in entry.items() if name != "step"}
+        self._clock.pause()
+        values = {k: value for k, value in self.progress.history[-1].items() if k != "step"}
         try:
-            return ends(function(self.progress.step, values))
+            answer = function(self.progress.step, values)
         except BaseException:  # also Ctrl-C
             self._save_alone()
             raise
+        self._clock.resume()
+        if getattr(answer, "ndim", None) == 0:  # of NumPy or torch
+            answer = answer.item()
+        return answer is True
 
     def _train_step(self, batch: Any) -> Tensor:
         rate = self.rate(self.progress.step + 1)
-        if rate != self._rate_set:  # writing a device scalar costs as much as a small operator
+        if rate != self._rate:  # writing a device scalar costs as much as a small operator
             set_learning_rate(self.optimizers, rate)
-            self._rate_set = rate
+            self._rate = rate
         step_clock.enter(step_clock.PRODUCTS)
         loss = self._update(batch)
         step_clock.enter(step_clock.OTHER)
@@ -320,25 +295,22 @@ class Trainer:
             kept = f"--resume continues from {self.checkpoints.last()}"
         raise StoppedError(f"stopped after step {self.progress.step}; {kept}")
 
-    def _evaluate_if_due(self, evaluation: Evaluation) -> bool:
-        return evaluation.is_due() and self._evaluate(evaluation)
-
     def _evaluate(self, evaluation: Evaluation) -> bool:
         """Tests the model, saves it if it is the best so far; returns whether it is good enough."""
         finish_updates(self.optimizers)
-        self._window.mean()
+        self._report.mean()
         self._clock.pause()
         try:
             metrics, seconds = evaluation.test()
         except Exception:  # a fault of the test set must not cost the training
             self._save_alone()
             raise
-        self._window.check_finite(metrics[self.task.loss_metric], "test loss")
+        self._report.check_finite(metrics[self.task.loss_metric], "test loss")
         is_best = evaluation.record(metrics, seconds)
         if is_best and self.checkpoints:
             self._save()
             self.checkpoints.mark_best(self.progress.best)
-        ended = self._called(self._callbacks.on_test, metrics)
+        ended = self._called(self._callbacks.on_test)
         self._clock.resume()
         return evaluation.is_enough(metrics[self.task.metric]) or evaluation.is_stale() or ended
 
@@ -348,31 +320,26 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
 
-    def _checkpoint_if_due(self, total: int) -> bool:
-        """Saves a checkpoint if it is due; returns whether it was."""
-        freq = self.config.checkpoint_freq
-        last = self.progress.step == total  # it is saved after its test
-        due = bool(self.checkpoints and freq and self.progress.own_step % freq == 0 and not last)
-        if due:
-            self._save()
-        return due
+    def _is_checkpoint_due(self, total: int) -> bool:
+        progress, freq = self.progress, self.config.checkpoint_freq
+        if not self.checkpoints or not freq or progress.step == total:  # saved after its test
+            return False
+        return progress.own_step % freq == 0
 
     def _save(self) -> None:
         assert self.checkpoints is not None
         finish_updates(self.optimizers)
-        self._window.mean()
+        self._report.mean()
         average_statistics(self.task.model, self.parameters.average, self._replicas)
         for part in gather(_largest(self.parameters.dense()), self.parameters.parts):
             for name, value in part.items():
-                self._window.check_finite(value, f"largest value of {name}")
+                self._report.check_finite(value, f"largest value of {name}")
         self._clock.pause()
-        self._window.save()
+        self._report.save()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
         self._clock.resume()
 
-    def _finish(
-        self, evaluation: Evaluation, validation: Loader | None, report: StepReport
-    ) -> dict[str, float]:
+    def _finish(self, evaluation: Evaluation, validation: Loader | None) -> dict[str, float]:
         """Saves the last checkpoint, evaluates the one to keep, and returns the run's summary."""
         finish_updates(self.optimizers)
         if evaluation.is_due_at_end(self._ended):
@@ -381,13 +348,13 @@ class Trainer:
             self._save()
             self.checkpoints.finish()
         self._clock.pause()
-        return report.summary() | evaluation.summary(validation, self._load_best())
+        return self._report.summary() | evaluation.summary(validation, self._load_best())
 
     def _load_best(self) -> bool:
         """Loads the best checkpoint; returns whether there is one."""
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
-        if self.checkpoints and best and progress.best["step"] != progress.step:
+        if best and progress.best["step"] != progress.step:
             load_checkpoint(best, self.parameters, world=self.world)
         return best is not None
 

@@ -12,13 +12,7 @@ from toy import Line, Points, trainer
 
 from dlrm.step_clock import PARTS
 from dlrm.train.log import RunLog
-from dlrm.train.reports.console import (
-    Evaluated,
-    Point,
-    Position,
-    Saved,
-    ShortConsole,
-)
+from dlrm.train.reports.console import Console, Saved
 
 NVIDIA = """\
 Epoch:[0/3] [4/10]  eta: #  loss: #  step_time: #  lr: #
@@ -41,7 +35,7 @@ Epoch:[2/3] [9/10]  eta: #  loss: #  step_time: #  lr: #
 time: #
 Epoch 2 step 9. test: score 0.600000  error #  (# s)
 Final weights (last, step 30). test: score 0.600000  error #
-Final weights (last, step 30). validation, never chosen on: score #  error #
+Final weights (last, step 30). validation, hold-out: score #  error #
 curves: /run/curves.png
 the weights are not saved; --save_checkpoint_path saves them
 DLL # - () training_loss : #
@@ -61,7 +55,7 @@ test        step 20/30  score 0.7000  error #  best
 test        step 30/30  score 0.6000  error #
 
 test        score 0.6000  error #
-validation  score #  error #  never chosen on
+validation  score #  error #  hold-out
 speed       # samples/s, training loss #
 time        #
 saved       no weights; --save_checkpoint_path saves them
@@ -144,12 +138,12 @@ def test_forms_change_neither_the_weights_nor_the_log(tmp_path):
 
 def test_lines_of_progress_without_a_terminal_are_few(capsys):
     now = [0.0]
-    console = ShortConsole(clock=lambda: now[0])
-    console.start(total=1000, done=0)
+    console = Console("short", clock=lambda: now[0])
+    console.start(1000, 0, 1, 1000)
 
     def printed(step, seconds):
         now[0] = seconds
-        console.point(Point(Position(step, 1000, 1, 1000), 0.5, 0.1, 128.0, 0.01))
+        console.point(step, 0.5, 0.1, 128.0, 0.01)
         return capsys.readouterr().out
 
     assert printed(100, 29) == ""
@@ -164,7 +158,7 @@ def test_lines_of_progress_without_a_terminal_are_few(capsys):
 
 def test_a_long_line_of_settings_is_abridged(on_terminal, capsys):
     def act():
-        ShortConsole().line("all", "recipe: " + "; ".join(["lr=0.004"] * 50))
+        Console("short").line("all", "recipe: " + "; ".join(["lr=0.004"] * 50))
 
     first, second = on_terminal(act).splitlines()
     assert second.startswith(" " * 12 + "lr=0.004; ")
@@ -175,7 +169,7 @@ def test_a_long_line_of_settings_is_abridged(on_terminal, capsys):
 
 
 def test_the_short_form_has_the_time_of_the_whole_run_once(capsys):
-    console, advice = ShortConsole(), {"data": "a faster disk"}
+    console, advice = Console("short"), {"data": "a faster disk"}
     parts = dict.fromkeys(PARTS, 0.0)
     console.time(parts | {"data": 1.0}, 1.0, advice)
     console.time(parts | {"products": 1.0}, 3.0, advice)
@@ -199,19 +193,18 @@ def test_a_run_that_ends_before_the_first_printed_loss_has_a_closing_block(capsy
 def test_other_ranks_print_nothing(capsys):
     with RunLog(quiet=True, log_format="short") as log:
         trainer(Line(), log, print_freq=4).fit(Points(), Points(2))
-        log.summary({"training_loss": 0.5, "chosen_on": "test"})
+        log.summary({"training_loss": 0.5, "selection_split": "test"})
     assert capsys.readouterr() == ("", "")
 
 
-def show_progress():
-    console = ShortConsole()
-    console.start(total=1000, done=0)
-    console.point(Point(Position(100, 1000, 1, 1000), 0.5, 0.1, 128.0, 0.01))
-    console.line("a line")
-    console.end()
-
-
 def test_the_bar_on_a_terminal_has_loss_throughput_and_time_left(on_terminal):
+    def show_progress():
+        console = Console("short")
+        console.start(1000, 0, 1, 1000)
+        console.point(100, 0.5, 0.1, 128.0, 0.01)
+        console.line("a line")
+        console.end()
+
     shown = on_terminal(show_progress)
     before, _, after = shown.partition("\ra line\n")
     assert not before.split("\r")[-1].strip()  # the bar is cleared first
@@ -221,12 +214,23 @@ def test_the_bar_on_a_terminal_has_loss_throughput_and_time_left(on_terminal):
     assert all(len(line) <= 80 for line in re.split("[\r\n]", shown))
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_quiet_run_may_have_a_bar_with_its_figures(capsys, shown):
+    with RunLog(quiet=True, progress=shown) as log:
+        trainer(Line(scores=[0.5]), log, print_freq=4).fit(Points(), Points(2))
+    out, bar = capsys.readouterr()
+    last = bar.split("\r")[-1]
+    assert out == ""
+    assert bool(re.search(r"10/10 steps, loss \d\.\d+, .*samples/s", last)) == shown
+    assert ("score 0.5000" in last) == shown
+
+
 def show_all():
-    console = ShortConsole()
+    console = Console("short", progress=False)
+    console.start(2, 0, 1, 2)
     console.line("note: " + "word " * 20)
     metrics = {"auc": 0.5, "log_loss": 1.0, "calibration": 1.0}
-    chief = "auc", "log_loss"
-    console.test(Evaluated(Position(1, 2, 1, 2), "test", metrics, chief, 1.0, is_best=True))
+    console.test(1, "test", metrics, 1.0, is_best=True)
     console.saved(Saved(Path("/run/curves.png"), None, Path("/run/step-2"), Path("/run/step-1")))
     console.suggest(["dlrm predict --checkpoint run --input a_dataset --output scores_of_it.npy"])
     console.summary({})
@@ -237,7 +241,8 @@ def test_a_terminal_has_colors_and_lines_that_end_between_words(on_terminal):
     assert on_terminal(show_all).splitlines() == [
         f"\x1b[33mnote:{end} " + "word " * 14 + "word",
         "  word word word word word",
-        f"{bold}test{end}        step 1/2  AUC 0.5000  log loss 1.0000  \x1b[32mbest{end}",
+        f"{bold}test{end}        step 1/2  AUC 0.5000  log loss 1.0000  calibration 1.0000  "
+        f"\x1b[32mbest{end}",
         "",
         f"{bold}saved{end}       /run/step-1 (best), step-2 (last)",
         f"{bold}curves{end}      /run/curves.png",

@@ -7,10 +7,9 @@ import pytest
 import torch
 from toy import Line, Points, trainer
 
-from dlrm.distributed import World
 from dlrm.step_clock import PARTS
 from dlrm.train.log import RunLog
-from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
+from dlrm.train.reports.console import bound_by, verdict
 
 
 @pytest.fixture
@@ -46,12 +45,12 @@ class Computing(Line):
         return super().loss(batch)
 
 
-def logged(tmp_path, task, data, **config):
+def logged(tmp_path, task, data):
     with RunLog(tmp_path / "log.json") as log:
-        trainer(task, log, print_freq=4, **config).fit(data, Points(30))
+        trainer(task, log, print_freq=4).fit(data, Points(30))
     lines = (json.loads(line[5:]) for line in (tmp_path / "log.json").read_text().splitlines())
     found = [line for line in lines if line["type"] == "LOG" and "share_data" in line["data"]]
-    assert [line["step"] for line in found] == ([[0, 4], [0, 8], [0, 9]] if found else [])
+    assert [line["step"] for line in found] == [[0, 4], [0, 8], [0, 9]]
     return [line["data"] for line in found]
 
 
@@ -83,11 +82,11 @@ def test_parts_of_a_device_add_up(tmp_path, device, capsys):
 
 def test_nothing_is_reported_where_it_is_not_wanted_and_nothing_else_changes(tmp_path, capsys):
     results = []
-    for verdict in (True, False):
-        run = trainer(Line(), print_freq=4, verdict=verdict)
+    for wanted in (True, False):
+        run = trainer(Line(), print_freq=4, verdict=wanted)
         run.fit(Points(), Points(2))
         results.append(run.task.weights())
-        assert ("\ntime: " in capsys.readouterr().out) == verdict
+        assert ("\ntime: " in capsys.readouterr().out) == wanted
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
@@ -97,8 +96,8 @@ def test_the_longest_wait_of_a_quarter_of_a_step_bounds_it():
         "exchange",
     )
     assert bound_by(shares(products=0.3, update=0.4, data=0.24)) == ("compute-bound", "update")
-    line = verdict_line(shares(products=0.74, data=0.26), {"data": "a flag", "products": "none"})
-    assert line == "time: products 74%, data 26%: input-bound; try a flag"
+    line = verdict(shares(products=0.74, data=0.26), {"data": "a flag", "products": "none"})
+    assert line == "products 74%, data 26%: input-bound; try a flag"
 
 
 @pytest.mark.usefixtures("clock")
@@ -109,7 +108,3 @@ def test_advice_is_printed_once(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time: ")]
     advised = ["; try a faster disk" in line for line in lines]
     assert advised == [True, False, False]
-
-
-def test_no_time_has_no_shares():
-    assert shares_of_ranks(shares(), World()) == {}

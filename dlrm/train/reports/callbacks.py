@@ -1,4 +1,4 @@
-"""Functions that watch a training, and metrics of their own, from the program that trains."""
+"""Functions of the program that trains: some watch the training, others are its own metrics."""
 
 import math
 import numbers
@@ -18,7 +18,7 @@ _TAKEN = {*METRICS, "step", "epoch", "lr"}  # by the entries of a run's history
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a trainer calls; each returns True to end the training; see `ends`.
+    """Functions that a trainer calls; each returns True, also of NumPy or torch, to end it.
 
     Attributes:
         on_step: called with the step, and `loss` and `lr`, where a line of progress is due.
@@ -30,21 +30,12 @@ class Callbacks:
 
     def __post_init__(self) -> None:
         for name in ("on_step", "on_test"):
-            if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise ValueError(f"{name}: expected a function, got {getattr(self, name)!r}")
-            for kind in (isgeneratorfunction, iscoroutinefunction):
-                if kind(getattr(self, name)):  # calling one would run none of it
-                    raise ValueError(
-                        f"{name}: expected a function that neither yields nor is async, got "
-                        f"{getattr(self, name)!r}"
-                    )
-
-
-def ends(answer: Any) -> bool:
-    """Returns whether a function asks to end the training: by True, also of NumPy or torch."""
-    if getattr(answer, "ndim", None) == 0 and str(answer.dtype).endswith("bool"):
-        return bool(answer)
-    return answer is True
+            function, expected = getattr(self, name), "a function"
+            if isgeneratorfunction(function) or iscoroutinefunction(function):
+                expected += " that neither yields nor is async"  # calling one would run none of it
+            elif function is None or callable(function):
+                continue
+            raise ValueError(f"{name}: expected {expected}, got {function!r}")
 
 
 @dataclass(frozen=True)
@@ -68,19 +59,15 @@ class LabelsAndScores:
             )
         for name, function in self.functions.items():
             if not (isinstance(name, str) and name.isidentifier()) or name in _TAKEN:
+                taken = ", ".join(sorted(_TAKEN))
                 raise ValueError(
-                    f"metrics: expected a name that is a word and not one of "
-                    f"{', '.join(sorted(filter(str.isidentifier, _TAKEN)))}, got {name!r}"
+                    f"metrics: expected a name that is a word and not one of {taken}, got {name!r}"
                 )
             if not callable(function):
                 raise ValueError(f"metrics: {name!r}: expected a function, got {function!r}")
 
     def __call__(self, labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-        """Returns the metrics.
-
-        Raises:
-            ValueError: a function returns no number.
-        """
+        """Returns the metrics; raises ValueError if a function returns no number."""
         found: dict[str, float] = {}
         for name, function in self.functions.items():
             value: Any = function(labels, scores)

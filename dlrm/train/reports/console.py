@@ -1,113 +1,45 @@
-"""The terminal of a run, in one of two forms: lines like NVIDIA's, or a short form for people."""
+"""The terminal of a run: a progress bar, and lines like NVIDIA's or a short form for people."""
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from tqdm import TqdmWarning
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm.auto import tqdm
 
 from dlrm.command_line import highlighted, painted, wrapped
 from dlrm.documents import one_line
 from dlrm.metrics.table import SHOWN, line_of, title, unit_of
-from dlrm.train.reports.verdict import bound_by, verdict_line
+from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, RECORDED, UPDATE
 
+_BAR = "{desc} {percentage:3.0f}%|{bar}| {n:,}/{total:,} steps{postfix}, ETA {remaining}"
+_NOTEBOOK = "ipykernel.zmqshell"
+_TEXT_SECONDS = 2.0  # between updates of a bar of text in a notebook, where each may be a line
 _LABEL = 12  # columns of the names at the start of lines
 _NOTICE_LINES = 2  # of a line that the short form abridges
-_PATIENCE, _MOST_PATIENCE = 30, 600  # seconds between lines of progress without a terminal
+_PATIENCE, _MOST_PATIENCE = 30, 600  # seconds between lines of progress without a bar
 _SHARE = 0.1  # of the steps between such lines, unless they take longer than that
+_WAITS = {DATA: "input-bound", EXCHANGE: "communication-bound"}
+_LEAST_WAIT = 0.25  # a wait of this share of a step bounds the step
+_LEAST_SHARE = 0.005  # shown
 
 
 class Line(NamedTuple):
-    """Holds a line about a run, and that of the short form; see `NvidiaConsole.line`."""
+    """Holds a line about a run, and that of the short form; see `Console.line`."""
 
     text: str
     short: str | None = None
 
 
-class Position(NamedTuple):
-    """Holds the progress of a run: `done` of `total` steps, of `epochs` times `steps_of_epoch`."""
-
-    done: int
-    total: int
-    epochs: int
-    steps_of_epoch: int
-
-    @property
-    def last_index(self) -> tuple[int, int]:
-        """The epoch of the last step and the step's index in it, both counted from 0."""
-        epoch, index = divmod(self.done - 1, self.steps_of_epoch)
-        return epoch, index
-
-
-class Point(NamedTuple):
-    """Holds the values of the steps since the last print.
-
-    Attributes:
-        loss: mean loss.
-        seconds: mean seconds of a step.
-        samples: mean samples of a step.
-        rate: learning rate.
-        skipped: a text about skipped steps, or "".
-    """
-
-    at: Position
-    loss: float
-    seconds: float
-    samples: float
-    rate: float
-    skipped: str = ""
-
-    @property
-    def eta(self) -> timedelta:
-        """The time that the remaining steps take."""
-        return timedelta(seconds=int(self.seconds * (self.at.total - self.at.done)))
-
-
-class Evaluated(NamedTuple):
-    """Holds the results of a test during the training.
-
-    Attributes:
-        name: the rows, such as "test".
-        metrics: all metrics.
-        chief: names of the metric that chooses the best weights, and of the loss.
-        seconds: seconds that the test took.
-        is_best: whether it is the best so far.
-    """
-
-    at: Position
-    name: str
-    metrics: Mapping[str, float]
-    chief: tuple[str, str]
-    seconds: float
-    is_best: bool
-
-
-class Kept(NamedTuple):
-    """Holds the metrics of the weights that a training keeps.
-
-    Attributes:
-        which: such as "best, step 400".
-        results: their metrics by the name of the rows.
-        roles: roles of these rows in words, if they have one.
-    """
-
-    which: str
-    results: Mapping[str, Mapping[str, float]]
-    roles: Mapping[str, str]
-
-
 class Saved(NamedTuple):
-    """Names the files of a training.
-
-    Attributes:
-        curves: the picture; None if there is to be none.
-        problem: the reason why there is none, or None.
-        last, best: checkpoints; both are None if the weights are not saved, and the best also if
-            nothing was tested.
-    """
+    """Names the files of a training: the picture, or the problem with it, and checkpoints."""
 
     curves: Path | None
     problem: str | None
@@ -115,21 +47,42 @@ class Saved(NamedTuple):
     best: Path | None
 
 
-class NvidiaConsole:
-    """Prints lines like those of NVIDIA's program, and shows a progress bar.
+class Console:
+    """Shows a run on the terminal.
 
-    docs/reference/nvidia.md lists the differences.
+    The lines of the form `nvidia` are like those of NVIDIA's program (docs/reference/nvidia.md
+    lists the differences). The short form has a line for each test and a closing block. Where no
+    bar is shown, it also has lines of progress: one each tenth of the steps, at least half a minute
+    and at most ten minutes apart.
 
     Args:
-        quiet: print nothing; for all ranks except the first.
+        log_format: form of the lines, see `dlrm.train.config.LOG_FORMATS`.
+        verbose: the short form also prints progress and the parts of the time at each point.
+        quiet: print no lines; for all ranks except the first.
+        progress: whether a bar shows the steps; None shows one beside lines, where `is_watched`.
+        clock: the seconds between lines of progress.
     """
 
-    bar_format: str | None = None
-
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(
+        self,
+        log_format: str = "nvidia",
+        verbose: bool = False,
+        quiet: bool = False,
+        progress: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.quiet, self._progress = quiet, progress
+        self._is_short, self._verbose, self._clock = log_format == "short", verbose, clock
+        self._total = self._epochs = self._steps_per_epoch = 0
         self._bar: tqdm | None = None
+        self._figures: dict[str, str] = {}
+        self._printed = (0, clock())  # step and time of the last line of progress
         self._advised: set[str] = set()
+        self._seconds: dict[str, float] = {}
+        self._advice: Mapping[str, str] = {}
+        self._kept: dict[str, str] = {}
+        self._saved: Saved | None = None
+        self._commands: Sequence[str] = ()
 
     def line(self, text: str, short: str | None = None) -> None:
         """Prints a line, with any indented lines that continue it, above the progress bar.
@@ -137,11 +90,22 @@ class NvidiaConsole:
         Args:
             short: the line of the short form, if it is another one; "" for none.
         """
-        self._print(one_line(text))
+        if not self._is_short:
+            self._print(one_line(text))
+        elif short is None or self._verbose:
+            self._print(highlighted(wrapped(one_line(text))))
+        elif short:
+            label, _, rest = short.partition(": ")
+            self._labeled(label, rest, most=_NOTICE_LINES)
 
-    def start(self, total: int, done: int) -> None:
-        """Shows a progress bar of training steps, if standard error is a terminal."""
-        self._bar = progress_bar(total, "train", done, self.quiet, bar_format=self.bar_format)
+    def start(self, total: int, done: int, epochs: int, steps_per_epoch: int) -> None:
+        """Begins a training of `total` steps, of which some may be done."""
+        self._total, self._epochs, self._steps_per_epoch = total, epochs, steps_per_epoch
+        self._printed = done, self._clock()
+        shown = self._progress
+        if shown is None:
+            shown = is_watched() and not self.quiet
+        self._bar = progress_bar(total, "train", done, shown, leave=self.quiet, bar_format=_BAR)
 
     def advance(self) -> None:
         """Advances the bar by a step."""
@@ -149,44 +113,98 @@ class NvidiaConsole:
             self._bar.update()
 
     def end(self) -> None:
-        """Removes the bar."""
+        """Ends the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
-    def point(self, point: Point) -> None:
-        """Reports the steps since the last point."""
-        at, (epoch, index) = point.at, point.at.last_index
-        self.line(
-            f"Epoch:[{epoch}/{at.epochs}] [{index}/{at.steps_of_epoch}]  eta: {point.eta}  "
-            f"loss: {point.loss:.4f}  step_time: {point.seconds:.6f}  lr: {_short(point.rate)}"
-            f"{point.skipped}"
-        )
+    def point(
+        self, done: int, loss: float, seconds: float, samples: float, rate: float, skipped: str = ""
+    ) -> None:
+        """Reports the steps since the last point.
+
+        Args:
+            done: number of steps done.
+            loss: mean loss.
+            seconds, samples: means of a step.
+            rate: learning rate.
+            skipped: a text about skipped steps, or "".
+        """
+        progress = {"loss": f"loss {loss:.4f}"}
+        if seconds:
+            progress["speed"] = _rate(samples / seconds)
+        self._figure(progress)
+        eta = timedelta(seconds=int(seconds * (self._total - done)))
+        if not self._is_short:
+            epoch, index = divmod(done - 1, self._steps_per_epoch)
+            self.line(
+                f"Epoch:[{epoch}/{self._epochs}] [{index}/{self._steps_per_epoch}]  eta: {eta}  "
+                f"loss: {loss:.4f}  step_time: {seconds:.6f}  lr: {_short(rate)}{skipped}"
+            )
+        elif self._verbose or self._is_due(done):
+            self._printed = done, self._clock()
+            parts = [self._steps(done), *progress.values(), f"lr {rate:.2g}", f"ETA {eta}"]
+            self._labeled("train", "  ".join(parts) + skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
         """Reports the parts of the time of the steps since the last point.
 
         Args:
+            shares: the share of each part.
+            seconds: the time of all parts.
             advice: suggestions by part, each of which is printed once.
         """
-        new = {part: text for part, text in advice.items() if part not in self._advised}
-        self.line(verdict_line(shares, new))
-        self._advised.add(bound_by(shares)[1])
+        if self._verbose or not self._is_short:
+            new = {part: text for part, text in advice.items() if part not in self._advised}
+            self.line(f"time: {verdict(shares, new)}")
+            self._advised.add(bound_by(shares)[1])
+        self._advice = advice
+        for name, share in shares.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + share * seconds
 
-    def test(self, test: Evaluated) -> None:
-        """Reports a test during the training."""
-        epoch, index = test.at.last_index
-        metrics = line_of(test.metrics)
-        self.line(f"Epoch {epoch} step {index}. {test.name}: {metrics}  ({test.seconds:.1f} s)")
+    def test(
+        self, done: int, name: str, metrics: Mapping[str, float], seconds: float, is_best: bool
+    ) -> None:
+        """Reports a test during the training.
 
-    def kept(self, kept: Kept) -> None:
-        """Reports the metrics of the weights that are kept."""
-        for name, metrics in kept.results.items():
-            role = f", {kept.roles[name]}" if name in kept.roles else ""
-            self.line(f"Final weights ({kept.which}). {name}{role}: {line_of(metrics)}")
+        Args:
+            done: number of steps done.
+            name: the rows, such as "test".
+            seconds: seconds that the test took.
+            is_best: whether it is the best so far.
+        """
+        if self.quiet:  # no line has them
+            self._figure({name: _metrics(metrics)})
+        if not self._is_short:
+            epoch, index = divmod(done - 1, self._steps_per_epoch)
+            found = line_of(metrics)
+            self.line(f"Epoch {epoch} step {index}. {name}: {found}  ({seconds:.1f} s)")
+        else:
+            found = f"{self._steps(done)}  {_metrics(metrics)}"
+            self._labeled(name, found, "best" if is_best else "")
+
+    def kept(
+        self, which: str, results: Mapping[str, Mapping[str, float]], roles: Mapping[str, str]
+    ) -> None:
+        """Reports the metrics of the weights that a training keeps.
+
+        Args:
+            which: such as "best, step 400".
+            results: their metrics by the name of the rows.
+            roles: roles of these rows in words, if they have one.
+        """
+        for name, metrics in results.items():
+            role = roles.get(name, "")
+            self._kept[name] = f"{_metrics(metrics)}  {role}".rstrip()
+            if not self._is_short:
+                named = f"{name}, {role}" if role else name
+                self.line(f"Final weights ({which}). {named}: {line_of(metrics)}")
 
     def saved(self, saved: Saved) -> None:
         """Reports the files of a training."""
+        self._saved = saved
+        if self._is_short:
+            return
         if saved.problem or saved.curves:
             self.line(saved.problem or f"curves: {saved.curves}")
         if saved.last:
@@ -196,116 +214,28 @@ class NvidiaConsole:
             self.line("the weights are not saved; --save_checkpoint_path saves them")
 
     def suggest(self, commands: Sequence[str]) -> None:
-        """Takes commands that can follow the run."""
-
-    def summary(self, values: Mapping[str, float]) -> None:
-        """Reports the results of the run."""
-        now = datetime.now()
-        for name, value in values.items():
-            self.line(f"DLL {now} - () {name} : {value} {unit_of(name)}".rstrip())
-
-    def _print(self, text: str) -> None:
-        if not self.quiet:
-            with tqdm.external_write_mode(sys.stdout):  # the bar returns after the flush
-                print(text, flush=True)
-
-
-class ShortConsole(NvidiaConsole):
-    """Prints a line for each test and a closing block; the progress bar has loss and throughput.
-
-    Without a terminal, lines of progress are printed: one each tenth of the steps, at least half a
-    minute and at most ten minutes apart.
-
-    Args:
-        quiet: print nothing; for all ranks except the first.
-        verbose: also print a line of progress and the parts of the time at each point.
-    """
-
-    bar_format = "{desc} {percentage:3.0f}%|{bar}| {n:,}/{total:,} steps{postfix}, ETA {remaining}"
-
-    def __init__(
-        self,
-        quiet: bool = False,
-        verbose: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(quiet)
-        self._verbose, self._clock = verbose, clock
-        self._printed = (0, clock())  # step and time of the last line of progress
-        self._seconds: dict[str, float] = {}
-        self._advice: Mapping[str, str] = {}
-        self._kept: Kept | None = None
-        self._saved: Saved | None = None
-        self._commands: Sequence[str] = ()
-
-    def line(self, text: str, short: str | None = None) -> None:
-        if short is None or self._verbose:
-            self._print(highlighted(wrapped(one_line(text))))
-        elif short:
-            label, _, rest = short.partition(": ")
-            self._labeled(label, rest, most=_NOTICE_LINES)
-
-    def start(self, total: int, done: int) -> None:
-        super().start(total, done)
-        self._printed = done, self._clock()
-
-    def point(self, point: Point) -> None:
-        at = point.at
-        progress = [f"loss {point.loss:.4f}"]
-        if point.seconds:
-            progress.append(_rate(point.samples / point.seconds))
-        if self._bar is not None and not self._bar.disable:
-            self._bar.set_postfix_str(", ".join(progress), refresh=False)
-        if self._verbose or self._is_due(at):
-            self._printed = at.done, self._clock()
-            parts = [_steps(at), *progress, f"lr {point.rate:.2g}", f"ETA {point.eta}"]
-            self._labeled("train", "  ".join(parts) + point.skipped)
-
-    def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
-        if self._verbose:
-            super().time(shares, seconds, advice)
-        self._advice = advice
-        for name, share in shares.items():
-            self._seconds[name] = self._seconds.get(name, 0.0) + share * seconds
-
-    def test(self, test: Evaluated) -> None:
-        metrics = _metrics({name: test.metrics[name] for name in dict.fromkeys(test.chief)})
-        self._labeled(test.name, f"{_steps(test.at)}  {metrics}", "best" if test.is_best else "")
-
-    def kept(self, kept: Kept) -> None:
-        self._kept = kept
-
-    def saved(self, saved: Saved) -> None:
-        self._saved = saved
-
-    def suggest(self, commands: Sequence[str]) -> None:
+        """Takes commands that can follow the run, for the short form."""
         self._commands = commands
 
     def summary(self, values: Mapping[str, float]) -> None:
-        if self.quiet:
-            return
-        if self._saved is None and self._kept is None:
-            self._values(values)
-        else:
-            self._print("")
-            self._close(values, self._saved)
+        """Reports the results of the run."""
+        if not self._is_short:
+            now = datetime.now()
+            for name, value in values.items():
+                self.line(f"DLL {now} - () {name} : {value} {unit_of(name)}".rstrip())
+        elif self._saved or self._kept:
+            self._close(values)
+        else:  # of no training; those of a printed table are not repeated
+            own = {name: value for name, value in values.items() if "_batch_" not in name}
+            width = max((len(_words(name)) for name in own), default=0)
+            for name, value in own.items():
+                self._print(f"{_words(name):<{width}}  {value:.6g} {unit_of(name)}".rstrip())
 
-    def _values(self, values: Mapping[str, float]) -> None:
-        """Prints the results of a run that is no training, but for those of a printed table."""
-        shown = {
-            title(name).replace("_", " "): f"{value:.6g} {unit_of(name)}".rstrip()
-            for name, value in values.items()
-            if "_batch_" not in name
-        }
-        width = max(map(len, shown), default=0)
-        for name, text in shown.items():
-            self._print(f"{name:<{width}}  {text}")
-
-    def _close(self, values: Mapping[str, float], saved: Saved | None) -> None:
+    def _close(self, values: Mapping[str, float]) -> None:
         """Prints the closing block of a training; `dlrm.fit` names no files."""
-        kept = self._kept or Kept("", {}, {})
-        for name, metrics in kept.results.items():
-            self._labeled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
+        self._print("")
+        for name, text in self._kept.items():
+            self._labeled(name, text)
         if "average_train_throughput" in values:
             speed = _rate(values["average_train_throughput"])
             if "training_loss" in values:  # a run may end before the first is printed
@@ -313,9 +243,9 @@ class ShortConsole(NvidiaConsole):
             self._labeled("speed", speed)
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
-            self._labeled("time", verdict_line(shares, self._advice).removeprefix("time: "))
-        if saved is not None:
-            self._files(saved)
+            self._labeled("time", verdict(shares, self._advice))
+        if self._saved is not None:
+            self._files(self._saved)
         for index, command in enumerate(self._commands):
             self._labeled("" if index else "next", command, end=" \\")
 
@@ -330,14 +260,24 @@ class ShortConsole(NvidiaConsole):
         if curves := saved.problem or (saved.curves and _relative(saved.curves)):
             self._labeled("curves", curves)
 
-    def _is_due(self, at: Position) -> bool:
+    def _is_due(self, done: int) -> bool:
         """Returns whether a line of progress is due, where there is no bar."""
-        if self._bar is None or not self._bar.disable or at.done == at.total:
+        if self._bar is None or not self._bar.disable or done == self._total:
             return False
         step, when = self._printed
-        passed = self._clock() - when
-        is_share = at.done - step >= _SHARE * at.total
-        return passed >= (_PATIENCE if is_share else _MOST_PATIENCE)
+        is_share = done - step >= _SHARE * self._total
+        return self._clock() - when >= (_PATIENCE if is_share else _MOST_PATIENCE)
+
+    def _steps(self, done: int) -> str:
+        """Returns the steps done, as wide as at the end of the run."""
+        total = f"{self._total:,}"
+        return f"step {done:>{len(total)},}/{total}"
+
+    def _figure(self, figures: Mapping[str, str]) -> None:
+        """Shows figures in the bar."""
+        self._figures |= figures
+        if self._bar is not None and not self._bar.disable:
+            self._bar.set_postfix_str(", ".join(self._figures.values()), refresh=False)
 
     def _labeled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
         """Prints a line with its name in the first column, and a mark at its end."""
@@ -346,43 +286,57 @@ class ShortConsole(NvidiaConsole):
         mark = f"  {painted(mark, 'green')}" if mark else ""
         self._print(painted(label, "bold") + body[len(label) :] + mark)
 
-
-def open_console(log_format: str, verbose: bool, quiet: bool) -> NvidiaConsole:
-    """Returns the console of a run.
-
-    Args:
-        log_format: form of the lines, see `dlrm.train.config.LOG_FORMATS`.
-        verbose: whether the short form prints more.
-    """
-    return ShortConsole(quiet, verbose) if log_format == "short" else NvidiaConsole(quiet)
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            with tqdm.external_write_mode(sys.stdout):  # the bar returns after the flush
+                print(text, flush=True)
 
 
-def progress_bar(
-    total: int, name: str, initial: int = 0, quiet: bool = False, **others: Any
-) -> tqdm:
-    """Returns a progress bar of steps on standard error, if that is a terminal.
+def is_watched() -> bool:
+    """Returns whether standard error is a terminal, or the program runs in a notebook."""
+    return sys.stderr.isatty() or _NOTEBOOK in sys.modules
+
+
+def progress_bar(total: int, name: str, done: int, shown: bool, **others: Any) -> tqdm:
+    """Returns a progress bar of steps on standard error, or in a notebook.
 
     Args:
         name: text at its start.
-        initial: steps done.
         others: see `tqdm`.
     """
+    is_widget = "tqdm.notebook" in {kind.__module__ for kind in tqdm.__mro__}
     return tqdm(
         total=total,
-        initial=initial,
+        initial=done,
         desc=name,
         unit="step",
-        leave=False,
         dynamic_ncols=True,
-        disable=quiet or not sys.stderr.isatty(),
+        mininterval=_TEXT_SECONDS if _NOTEBOOK in sys.modules and not is_widget else 0.1,
+        disable=not shown,
         **others,
     )
 
 
-def _steps(at: Position) -> str:
-    """Returns the steps done, as wide as at the end of the run."""
-    total = f"{at.total:,}"
-    return f"step {at.done:>{len(total)},}/{total}"
+def bound_by(shares: Mapping[str, float]) -> tuple[str, str]:
+    """Returns the kind of bound of the steps, and the part of that kind that takes longest.
+
+    Batches are read and vectors sent while a step computes; only the time spent waiting for them is
+    measured. The longest wait bounds the steps if it takes a quarter of them or more.
+    """
+    wait = max(_WAITS, key=lambda name: shares[name])
+    if shares[wait] >= _LEAST_WAIT:
+        return _WAITS[wait], wait
+    parts = PRODUCTS, LOOKUP, UPDATE, RECORDED
+    return "compute-bound", max(parts, key=lambda name: shares[name])
+
+
+def verdict(shares: Mapping[str, float], advice: Mapping[str, str]) -> str:
+    """Returns shares of the time of steps, what bounds them, and advice if its part has some."""
+    bound, longest = bound_by(shares)
+    shown = sorted((share, name) for name, share in shares.items() if share >= _LEAST_SHARE)
+    parts = ", ".join(f"{name} {share:.0%}" for share, name in reversed(shown))
+    advised = f"; try {advice[longest]}" if longest in advice else ""
+    return f"{parts}: {bound}{advised}"
 
 
 def _rate(rate: float) -> str:
@@ -394,6 +348,10 @@ def _metrics(metrics: Mapping[str, float]) -> str:
     """Returns the metrics that summaries show, or all if they show none of these."""
     names = [name for name in metrics if name in SHOWN] or list(metrics)
     return "  ".join(f"{title(name)} {metrics[name]:.4f}" for name in names)
+
+
+def _words(name: str) -> str:
+    return title(name).replace("_", " ")
 
 
 def _short(rate: float) -> str:

@@ -1,7 +1,7 @@
 """Adapters that report a run to TensorBoard and MLflow; each is imported on demand.
 
-A thread receives the entries, so that no step waits for a disk or a server. If a tracker fails, the
-run reports it once and continues without it.
+An adapter takes the flags of the run, values of steps, its files, and its outcome: "finished",
+"failed" or "killed".
 """
 
 import queue
@@ -9,46 +9,17 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from dlrm.command_line import missing_extra
 
-Outcome = Literal["finished", "failed", "killed"]
 _PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server's first answer
 _MLFLOW_EXPERIMENT = "dlrm"
 _MLFLOW_PARAM = 500  # characters of a flag's value, accepted by servers of all versions
 
 
-class Tracker(Protocol):
-    """Receives the reports of a run."""
-
-    def flags(self, values: Mapping[str, Any]) -> None:
-        """Takes the flags of the run."""
-        ...
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes values of a step."""
-        ...
-
-    def file(self, path: Path) -> None:
-        """Takes a file of the run: curves, or the card of the model."""
-        ...
-
-    def close(self, outcome: Outcome = "finished") -> None:
-        """Ends the run with its outcome."""
-        ...
-
-
 class TensorBoard:
-    """Writes a directory that TensorBoard shows.
-
-    Args:
-        directory: directory of the events; created.
-
-    Raises:
-        ImportError: tensorboardX is missing.
-        OSError: the directory cannot be written.
-    """
+    """Writes a directory that TensorBoard shows; needs tensorboardX."""
 
     def __init__(self, directory: str) -> None:
         from tensorboardX import SummaryWriter
@@ -73,20 +44,12 @@ class TensorBoard:
         else:
             self._writer.add_text(path.name, path.read_text(encoding="utf-8"))
 
-    def close(self, outcome: Outcome = "finished") -> None:
+    def close(self, outcome: str = "finished") -> None:
         self._writer.close()
 
 
 class MLflow:
-    """Reports to an MLflow server, or to a store that MLflow opens itself.
-
-    Args:
-        uri: URI of the tracking server or store.
-
-    Raises:
-        ImportError: mlflow is missing.
-        OSError: no server answers.
-    """
+    """Reports to an MLflow server, or to a store that MLflow opens itself; needs mlflow."""
 
     def __init__(self, uri: str, name: str) -> None:
         from mlflow import MlflowClient
@@ -95,11 +58,9 @@ class MLflow:
             with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_PATIENCE):
                 pass
         self._client = MlflowClient(tracking_uri=uri)
-        experiment = self._client.get_experiment_by_name(_MLFLOW_EXPERIMENT)
+        found = self._client.get_experiment_by_name(_MLFLOW_EXPERIMENT)
         number = (
-            experiment.experiment_id
-            if experiment
-            else self._client.create_experiment(_MLFLOW_EXPERIMENT)
+            found.experiment_id if found else self._client.create_experiment(_MLFLOW_EXPERIMENT)
         )
         self._run = self._client.create_run(number, run_name=name).info.run_id
 
@@ -114,69 +75,60 @@ class MLflow:
     def file(self, path: Path) -> None:
         self._client.log_artifact(self._run, str(path))
 
-    def close(self, outcome: Outcome = "finished") -> None:
+    def close(self, outcome: str = "finished") -> None:
         self._client.set_terminated(self._run, outcome.upper())
 
 
-class Background:
-    """A tracker in a thread of its own; an error ends the tracker and nothing else.
+class Tracker(threading.Thread):
+    """An adapter in a thread of its own, so that no step waits for a disk or a server.
+
+    An error ends the adapter and nothing else, and is reported once.
 
     Args:
-        connect: makes the tracker, in the thread.
-        say: called with that line, once.
+        connect: makes the adapter, in the thread.
+        say: called with a line if the adapter fails.
     """
 
-    def __init__(
-        self, name: str, connect: Callable[[], Tracker], say: Callable[[str], object]
-    ) -> None:
-        self._name, self._say = name, say
+    def __init__(self, name: str, connect: Callable[[], Any], say: Callable[[str], object]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._connect, self._say, self._failed = connect, say, False
         self._calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
-        self._failed = False
-        self._thread = threading.Thread(target=self._run, args=(connect,), daemon=True)
-        self._thread.start()
+        self.start()
 
-    def flags(self, values: Mapping[str, Any]) -> None:
-        self._put("flags", dict(values))
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._put("scalars", step, dict(values))
-
-    def file(self, path: Path) -> None:
-        self._put("file", path)
-
-    def close(self, outcome: Outcome = "finished") -> None:
-        """Waits up to `_PATIENCE` seconds for pending reports."""
-        self._put("close", outcome)
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
-            self._fail(f"it has not taken everything within {_PATIENCE:g} s")
-
-    def _put(self, method: str, *arguments: Any) -> None:
+    def send(self, method: str, *arguments: Any) -> None:
+        """Has a method of the adapter called, after those before."""
         if not self._failed:
             self._calls.put((method, arguments))
 
-    def _run(self, connect: Callable[[], Tracker]) -> None:
+    def close(self, outcome: str) -> None:
+        """Ends the run with its outcome, after pending reports; waits up to `_PATIENCE`."""
+        self.send("close", outcome)
+        self.join(_PATIENCE)
+        if self.is_alive():
+            self._fail(f"it has not taken everything within {_PATIENCE:g} s")
+
+    def run(self) -> None:
+        """Calls the adapter until it is closed."""
         try:
-            tracker = connect()
+            adapter = self._connect()
             method = ""
             while method != "close":
                 method, arguments = self._calls.get()
-                getattr(tracker, method)(*arguments)
+                getattr(adapter, method)(*arguments)
         except ImportError as error:
-            self._fail(missing_extra(error, self._name))
-        except Exception as error:  # the training continues whatever a tracker raises
+            self._fail(missing_extra(error, self.name))
+        except Exception as error:  # the training continues whatever an adapter raises
             self._fail(str(error).partition("\n")[0])
 
     def _fail(self, reason: str) -> None:
-        if self._failed:
-            return
-        self._failed = True
-        self._say(f"note: {self._name}: {reason}; the run continues without it")
+        if not self._failed:
+            self._failed = True
+            self._say(f"note: {self.name}: {reason}; the run continues without it")
 
 
 def open_trackers(
     tensorboard: str | None, mlflow: str | None, run: str, say: Callable[[str], object]
-) -> list[Background]:
+) -> list[Tracker]:
     """Returns the requested trackers.
 
     Args:
@@ -186,7 +138,7 @@ def open_trackers(
     """
     found = []
     if tensorboard:
-        found.append(Background("tensorboard", lambda: TensorBoard(tensorboard), say))
+        found.append(Tracker("tensorboard", lambda: TensorBoard(tensorboard), say))
     if mlflow:
-        found.append(Background("mlflow", lambda: MLflow(mlflow, run), say))
+        found.append(Tracker("mlflow", lambda: MLflow(mlflow, run), say))
     return found
