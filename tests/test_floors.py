@@ -79,7 +79,6 @@ TORCH_FREE = [
     "dlrm.serving.server.backend",
     "dlrm.serving.server.reader",
     "dlrm.scripts.common.scoring",
-    "dlrm.scripts.common.source_flags",
     "dlrm.scripts.convert",
     "dlrm.scripts.dist_main",
     "dlrm.scripts.doctor",

@@ -17,10 +17,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.flags import parse_flags
-from dlrm.scripts.tune.__main__ import main
-from dlrm.scripts.tune.command import open_study
-from dlrm.scripts.tune.flags import TuneConfig
-from dlrm.scripts.tune.folds import write_fold
+from dlrm.scripts.tune import TuneConfig, main, open_study, write_fold
 
 TUNE = "dlrm.scripts.tune"
 SPACE = """
