@@ -51,7 +51,6 @@ from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.host_cores import available_cores
 from dlrm.limits import check_processes
 from dlrm.locks import OwnedDirectory, remove_abandoned
-from dlrm.manifest import sealed_lines
 from dlrm.metrics.table import HIGHER, METRICS, SHOWN, cost
 from dlrm.scripts.common.table_flags import say_progress
 from dlrm.settings import REQUIRED, check_settings, setting
@@ -398,7 +397,7 @@ def _write_results(options: TuneConfig, study: "optuna.Study") -> list[str]:
     lines = [*_table(trials, options), f"metrics are of {roles}"]
     flags = flags_of({"recipe": "auto", **trials[0].user_attrs["settings"]})
     write_atomically(options.output / _TABLE, "\n".join(lines) + "\n")
-    write_atomically(options.output / _FLAGS, sealed_lines("\n".join(flags) + "\n"))
+    write_atomically(options.output / _FLAGS, "\n".join(flags) + "\n")
     return lines
 
 

@@ -1,6 +1,7 @@
 """Flags of commands that read tables, or queries of Spark, and prepare them."""
 
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,9 +78,13 @@ def spark_query(values: Values, *others: str) -> "SparkQuery | None":
 
 
 def say_progress(line: object) -> None:
-    """Prints a line before the output is complete, which a closed standard output does not stop.
+    """Prints a line before the output is complete, of which a reader that has left stops nothing.
 
-    The command then ends with the error of standard output, once its output is written.
+    Once its output is written, the command ends with the error of printing its last lines.
     """
-    with suppress(OSError):
+    try:
         say(line)
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()  # with what cannot be written, which a new process would flush again
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
