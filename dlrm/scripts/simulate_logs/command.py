@@ -1,14 +1,19 @@
 """The planted model of simulated logs, and the rows drawn from it."""
 
+import io
 import json
 import math
+import re
 import time
+from binascii import hexlify
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv
 
 from dlrm.files import atomic_directory
 from dlrm.limits import check_disk, check_features
@@ -20,7 +25,7 @@ from dlrm.settings import check_settings, setting
 
 _PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
-_LARGEST_INTEGER = 99_999_999  # two tables of four digits
+_LARGEST_INTEGER = 99_999_999
 # Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
 _CRITEO_CARDINALITIES = (
     [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
@@ -103,26 +108,22 @@ class Simulator:
         by_size = sorted(range(s.num_categorical), key=lambda i: self._categoricals[i].cardinality)
         small = [s.num_numerical + i for i in by_size[: max(2 * _PAIRS, s.num_categorical // 5)]]
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 1]))
-        order = [*draw.permutation(small).tolist(), *draw.permutation(s.num_numerical).tolist()]
+        order = [*draw.permutation(small), *draw.permutation(s.num_numerical)]
         order = [int(i) for i in order]
         return list(zip(order[::2], order[1::2], strict=False))[:_PAIRS]
 
     def chunks(self, day: int) -> Iterator[Chunk]:
         """Yields the rows of a day."""
-        s = self.simulation
-        rows = s.day_rows(day)
+        rows = self.simulation.day_rows(day)
         for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
-            seed = np.random.SeedSequence([s.seed, 0, day, number])
+            count = min(_CHUNK_ROWS, rows - first)
+            seed = np.random.SeedSequence([self.simulation.seed, 0, day, number])
             random = np.random.Generator(np.random.SFC64(seed))
-            yield self._chunk(random, day, min(_CHUNK_ROWS, rows - first))
-
-    def _chunk(self, random: np.random.Generator, day: int, rows: int) -> Chunk:
-        numericals, categoricals = self._draw(random, day, rows)
-        logit = self._effects(numericals + categoricals).sum(0) + self._bias
-        logit += 0.1 * np.sin(day)
-        probability = 1 / (1 + np.exp(-logit))
-        label = random.random(rows) < probability
-        return Chunk(_format(label, numericals, categoricals), probability, label)
+            numericals, categoricals = self._draw(random, day, count)
+            logit = self._effects(numericals + categoricals).sum(0) + self._bias
+            probability = 1 / (1 + np.exp(-(logit + 0.1 * np.sin(day))))
+            label = random.random(count) < probability
+            yield Chunk(_format(label, numericals, categoricals), probability, label)
 
     def _draw(
         self, random: np.random.Generator, day: int, rows: int
@@ -146,17 +147,13 @@ class Simulator:
         wanted[0] = _MAIN_DEVIATION
         self._scales = wanted / np.maximum(effects.std(1), 1e-6)
         logit = (effects * self._scales[:, None]).sum(0)
-        self._bias = _bias_for(logit, self.simulation.click_rate)
-
-
-def _bias_for(logit: np.ndarray, click_rate: float) -> float:
-    """Returns what to add to logits for a mean probability of `click_rate`."""
-    low, high = -30.0, 30.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        rate = (1 / (1 + np.exp(-(logit + middle)))).mean()
-        low, high = (middle, high) if rate < click_rate else (low, middle)
-    return low
+        low, high = -30.0, 30.0
+        for _ in range(50):
+            self._bias = (low + high) / 2
+            rate = (1 / (1 + np.exp(-(logit + self._bias)))).mean()
+            is_low = rate < self.simulation.click_rate
+            low, high = (self._bias, high) if is_low else (low, self._bias)
+        self._bias = low
 
 
 class _Column(NamedTuple):
@@ -274,51 +271,17 @@ def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
     return x ^ (x >> np.uint32(16))
 
 
-def _table(texts: list[str]) -> np.ndarray:
-    """Returns four-byte texts as integers, each written by one store; short ones end in zeros."""
-    return np.array([text.encode() for text in texts], "S4").view("<u4")
-
-
-_HEX = _table([f"{i:04x}" for i in range(1 << 16)])
-_DIGITS = _table([f"{i:04d}" for i in range(10_000)])
-_SHORT_DIGITS = _table([f"{i}" for i in range(10_000)])
-
-
 def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
-    """Returns lines of text, made of fixed-width fields without their zero bytes."""
-    fields: list[tuple[str, str]] = [("label", "u1")]
-    fields += [
-        (f"{part}{i}", kind)
-        for i in range(len(numericals))
-        for part, kind in (("tab", "u1"), ("sign", "u1"), ("high", "<u4"), ("low", "<u4"))
-    ]
-    fields += [
-        (f"{part}{i + len(numericals)}", kind)
-        for i in range(len(categoricals))
-        for part, kind in (("tab", "u1"), ("high", "<u4"), ("low", "<u4"))
-    ]
-    lines = np.zeros(len(label), np.dtype([*fields, ("newline", "u1")]))
-    lines["label"] = label.astype(np.uint8) + ord("0")
-    lines["newline"] = ord("\n")
-    for i, column in enumerate(numericals):
-        size = np.abs(column.values)
-        high, low = size // 10_000, size % 10_000
-        long = high > 0
-        present = ~column.missing
-        lines[f"sign{i}"] = np.where(present & (column.values < 0), ord("-"), 0)
-        lines[f"high{i}"] = np.where(present & long, _SHORT_DIGITS[high], 0)
-        lines[f"low{i}"] = np.where(long, _DIGITS[low], _SHORT_DIGITS[low]) * present
-    for i, column in enumerate(categoricals, len(numericals)):
-        present = ~column.missing
-        lines[f"high{i}"] = _HEX[column.values >> np.uint32(16)] * present
-        lines[f"low{i}"] = _HEX[column.values & np.uint32(0xFFFF)] * present
-    columns = numericals + categoricals
-    cut = np.ones(len(label), bool)
-    for i in reversed(range(len(columns))):
-        cut &= columns[i].missing
-        lines[f"tab{i}"] = np.where(cut, 0, ord("\t"))
-    text = lines.view(np.uint8)
-    return text[text != 0].tobytes()
+    """Returns lines of text, without missing fields at their ends."""
+    columns = [pa.array(label.view(np.uint8))]
+    columns += [pa.array(column.values, mask=column.missing) for column in numericals]
+    for column in categoricals:
+        digits = np.frombuffer(hexlify(column.values.astype(">u4")), "S8")
+        columns.append(pa.array(digits, mask=column.missing).cast(pa.string()))
+    text = io.BytesIO()
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), text, options)
+    return re.sub(rb"\t+\n", b"\n", text.getvalue())
 
 
 class _Judgment:
