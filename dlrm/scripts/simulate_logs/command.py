@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import re
 import time
 from binascii import hexlify
 from collections.abc import Iterator
@@ -276,12 +275,14 @@ def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Co
     columns = [pa.array(label.view(np.uint8))]
     columns += [pa.array(column.values, mask=column.missing) for column in numericals]
     for column in categoricals:
-        digits = np.frombuffer(hexlify(column.values.astype(">u4")), "S8")
-        columns.append(pa.array(digits, mask=column.missing).cast(pa.string()))
-    text = io.BytesIO()
+        _, present = pa.array(~column.missing).buffers()
+        digits = pa.py_buffer(hexlify(column.values.astype(">u4")))
+        ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
+        columns.append(ids.cast(pa.string()))
+    file = io.BytesIO()
     options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), text, options)
-    return re.sub(rb"\t+\n", b"\n", text.getvalue())
+    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), file, options)
+    return b"".join(line.rstrip() + b"\n" for line in file.getvalue().splitlines())
 
 
 class _Judgment:
