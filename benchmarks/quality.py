@@ -58,7 +58,7 @@ from dlrm.files import write_atomically
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import METRICS, SHOWN, cost
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.scripts.tune.space import Space, check_space, fixed, suggest
+from dlrm.scripts.tune import Space, check_space, fixed, suggest
 
 HELD_OUT = 0.2  # of the training rows, by which tuning judges
 _ADULT = (

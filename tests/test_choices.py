@@ -13,7 +13,7 @@ from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.ops import library as products
 from dlrm.scripts.checkpoint import flags as checkpoint
 from dlrm.scripts.common.dlrm_flags import RUNTIMES
-from dlrm.scripts.schema.flags import DraftConfig
+from dlrm.scripts.schema import DraftConfig
 from dlrm.serving.network import platforms
 from dlrm.tasks import config
 from dlrm.train.checkpoints import nvidia

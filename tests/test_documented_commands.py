@@ -32,8 +32,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from dlrm.scripts.commands import COMMANDS
-from dlrm.scripts.simulate_logs.command import simulate
-from dlrm.scripts.simulate_logs.flags import Simulation
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent

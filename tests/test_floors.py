@@ -9,7 +9,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 # Packages and modules of dlrm that import neither torch nor, unless they start it, Spark.
 TORCH_FREE = """
     api.dataset api.defaults api.spark_session api.temporary
-    command_line documents environment files flags host_cores host_memory limits locks manifest
+    command_line documents environment files flags limits locks manifest
     mapped_files pages remote settings variables version
     data.bags data.choices data.clicks.config data.clicks.feature_spec data.clicks.list_columns
     data.clicks.writer data.layout data.names data.sources data.transform data.verification
@@ -19,8 +19,8 @@ TORCH_FREE = """
     language.pretraining.report
     metrics.grouped metrics.intervals metrics.judged metrics.latency metrics.ranked metrics.slices
     metrics.table model.config preproc
-    scripts.common.scoring scripts.common.source_flags scripts.convert scripts.dist_main
-    scripts.doctor scripts.evaluate.__main__ scripts.gen_csv scripts.main scripts.predict
+    scripts.common.scoring scripts.convert scripts.dist_main
+    scripts.doctor scripts.evaluate scripts.gen_csv scripts.main scripts.predict
     scripts.prepare scripts.schema scripts.simulate_logs scripts.transcode
     serving.exported serving.rows serving.scoring serving.server.backend serving.server.reader
     serving.sources

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlrm.data.clicks.config import IDS
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.scripts.common.table_flags import say_progress
 from dlrm.settings import check_settings, setting
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def _write(values: Values) -> None:
     spec = _spec(values)
     num_bytes = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
     total = rows * len(spec.splits)
-    print(f"dataset: {folder}")
-    print(f"{', '.join(spec.splits)}: {rows} rows each, {total * num_bytes / 1e9:.3g} GB in all")
-    sys.stdout.flush()
+    say_progress(f"dataset: {folder}")
+    size = f"{total * num_bytes / 1e9:.3g} GB"
+    say_progress(f"{', '.join(spec.splits)}: {rows} rows each, {size} in all")
     with tqdm(total=total, unit="row", unit_scale=True, disable=None) as bar:
         write_synthetic_dataset(
             folder, spec, rows, seed=own.seed, ids=own.synthetic_ids, on_write=bar.update

@@ -16,7 +16,7 @@ from dlrm.data import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
 from dlrm.preproc.options import RunConfig
-from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION
+from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION, say_progress
 from dlrm.settings import REQUIRED, setting
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def _split(values: Values) -> None:
         TableOptions, schema=_schema(own.numerical_features, sizes), output_ordering="input"
     )
     tables = {split: [TableFile(path, file_format)] for split, path in paths.items() if path}
-    prepare_preset(options, tables, own.output, run.cores, restart=run.restart)
+    how = {"restart": run.restart, "say": say_progress}
+    prepare_preset(options, tables, own.output, run.cores, **how)
 
 
 def _schema(num_numerical: int, sizes: list[int]) -> "Schema":

@@ -15,7 +15,7 @@ from pathlib import Path
 from dlrm.data.names import FEATURE_SPEC
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.options import PreparationOptions
-from dlrm.scripts.common.table_flags import NOT_OPTIONS
+from dlrm.scripts.common.table_flags import NOT_OPTIONS, say_progress
 from dlrm.settings import REQUIRED, setting
 
 
@@ -53,7 +53,7 @@ def _run(values: Values) -> None:
         rows = read_rows(path.parent, chunks, columns, own.chunk_size)
         tables[split] = [TableFile(Path(f"{path}, {split}"), FRAME, frame=rows)]
     options = values.config(TableOptions, schema=schema, output_ordering="input")
-    prepare_preset(options, tables, own.output)
+    prepare_preset(options, tables, own.output, say=say_progress)
 
 
 if __name__ == "__main__":

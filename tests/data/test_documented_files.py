@@ -22,7 +22,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.flags import ConfigFlags, UsageError
 from dlrm.preproc.errors import TaskError
 from dlrm.remote.uri import SCHEMES
-from dlrm.scripts.prepare.flags import PrepareConfig
+from dlrm.scripts.prepare import PrepareConfig
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import read_inputs, scoring_reader

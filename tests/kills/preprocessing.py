@@ -13,8 +13,7 @@ from killing import contents, difference
 
 from dlrm.language.pretraining import command as prepare_text
 from dlrm.preproc.logs import command as logs, prepare_logs
-from dlrm.scripts.prepare import command as tables
-from dlrm.scripts.prepare.__main__ import main as prepare_tables
+from dlrm.scripts import prepare as tables
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -34,7 +33,7 @@ def images(arguments):
 
 logs.open_engine = tables.open_engine = inline_engine
 COMMANDS = {
-    "tables": prepare_tables,
+    "tables": tables.main,
     "logs": prepare_logs.main,
     "images": images,
     "text": prepare_text.main,

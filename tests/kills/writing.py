@@ -6,7 +6,7 @@ All forks have one process id, as containers do that are restarted.
 import os
 
 from dlrm.deployment import export
-from dlrm.scripts.tune.__main__ import main as tune_main
+from dlrm.scripts.tune import main as tune_main
 from dlrm.serving.loading import load
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint

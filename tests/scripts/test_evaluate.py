@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
-from dlrm.scripts.evaluate.columns import read_groups, read_weights
+from dlrm.scripts.evaluate.rows import read_groups, read_weights
 
 
 def evaluate(trained, *flags):

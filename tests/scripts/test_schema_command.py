@@ -8,8 +8,8 @@ import forked
 import pytest
 
 from dlrm.data.schema.schema import Schema
-from dlrm.scripts.prepare.__main__ import main as prepare
-from dlrm.scripts.schema.command import with_crosses
+from dlrm.scripts.prepare import main as prepare
+from dlrm.scripts.schema import with_crosses
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 == 0) or 'no'}\n"

@@ -2,15 +2,12 @@ import json
 import re
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.data.schema.schema import Schema
 from dlrm.scripts.simulate_logs import command as simulate_logs
 from dlrm.scripts.simulate_logs.__main__ import main
 from dlrm.scripts.simulate_logs.command import Simulation, Simulator, simulate
-from dlrm.scripts.simulate_logs.histories import HistorySimulator
 
 
 def files(folder):
@@ -143,36 +140,3 @@ def _effect_by_id(simulator, day):
     ids = [line[2:] for line in chunk.rows.splitlines()]
     logits = np.log(chunk.probability / (1 - chunk.probability))
     return dict(zip(ids, logits - logits.mean(), strict=True))
-
-
-def test_histories_have_the_judgment_of_scikit_learn_and_a_schema_that_attends(tmp_path):
-    simulation = Simulation(rows=2001, days=3, seed=5, history=6)
-    planted = simulate(simulation, tmp_path / "raw")
-    assert files(tmp_path / "raw").keys() == {
-        *(f"day_{day}.parquet" for day in range(3)),
-        *("planted.json", "schema.yaml", "manifest.json"),
-    }
-    simulate(simulation, tmp_path / "again")
-    assert files(tmp_path / "again") == files(tmp_path / "raw")
-    chunks = list(HistorySimulator(simulation).chunks(2))
-    labels, chances = (
-        np.concatenate([getattr(chunk, name) for chunk in chunks])
-        for name in ("label", "probability")
-    )
-    auc = roc_auc_score(labels, chances)
-    assert planted["days"][2]["auc"] == pytest.approx(auc, abs=1e-6)
-    assert auc > 0.7
-    table = pq.read_table(tmp_path / "raw" / "day_2.parquet")
-    assert table["click"].to_pylist() == labels.tolist()
-    lengths = np.array([len(seen) for seen in table["seen"].to_pylist()])
-    assert (lengths.min(), lengths.max()) == (0, 12)
-    schema = Schema.load(tmp_path / "raw" / "schema.yaml")
-    assert [(f.table, f.pooling, f.target) for f in schema.categorical] == [
-        ("items", None, None),
-        ("items", "attention", "item"),
-    ]
-
-
-def test_flags_of_logs_are_refused_beside_a_history():
-    with pytest.raises(ValueError, match="--missing 0.5 contradicts --history 3, whose rows have"):
-        Simulation(history=3, missing=0.5)

@@ -6,7 +6,6 @@ import time
 import forked
 import numpy as np
 import pytest
-from absl import flags
 from small_dataset import write_dataset
 
 import dlrm
@@ -16,11 +15,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.flags import parse_flags
-from dlrm.scripts.tune.__main__ import main
-from dlrm.scripts.tune.command import open_study
-from dlrm.scripts.tune.flags import TuneConfig
-from dlrm.scripts.tune.folds import write_fold
+from dlrm.scripts.tune import TuneConfig, main, open_study, write_fold
 
 TUNE = "dlrm.scripts.tune"
 SPACE = """
@@ -187,18 +182,6 @@ def test_a_journal_that_cannot_be_read_is_named(dataset, space, tmp_path, capsys
     assert journal.read_bytes() == content.encode("latin1")
 
 
-def test_damaged_flags_are_not_used(searched, tmp_path):
-    path = tmp_path / "best.flags"
-    text = (searched / "best.flags").read_text()
-    path.write_text(text.replace("--batch_size=128", "--batch_size=129"))
-    with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32 .* that you have edited$"):
-        parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
-    edited = path.read_text().splitlines()[1:]
-    path.write_text("\n".join(edited))
-    with pytest.raises(ValueError, match="Unknown command line flag"):  # it is read
-        parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -312,5 +295,5 @@ def test_without_a_space_the_default_one_is_searched(dataset, tmp_path):
     found = trials(tmp_path / "out")
     first, second = (found[number].user_attrs["settings"] for number in (0, 1))
     assert first == {}  # the recipe's
-    assert (tmp_path / "out/best.flags").read_text().splitlines()[1] == "--recipe=auto"
+    assert (tmp_path / "out/best.flags").read_text().splitlines()[0] == "--recipe=auto"
     assert {"embedding_l2", "dropout", "lr", "batch_size", "epochs"} < set(second)

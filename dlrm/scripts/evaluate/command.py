@@ -1,28 +1,29 @@
-"""Evaluates models on rows, and prints and writes the results."""
+"""Judges models on rows, and writes and prints the results."""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlrm.command_line import say
+from dlrm.documents import json_text
 from dlrm.files import atomic_directory, check_replaceable
 from dlrm.flags import Values
 from dlrm.manifest import write_manifest
+from dlrm.metrics.intervals import wilson
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
-from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.metrics.ranked import RankedRows
+from dlrm.metrics.slices import Slices
 from dlrm.remote.cache import origin_of, with_uris
 from dlrm.scripts.common.scoring import open_predictor, source_config
-from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
-from dlrm.scripts.evaluate.flags import EvaluateConfig
-from dlrm.scripts.evaluate.lines import lines_of
-from dlrm.scripts.evaluate.page import HTML, curves_of, reliability_of, write_files
-from dlrm.scripts.evaluate.scored_rows import Collected, collect
+from dlrm.scripts.evaluate.page import lines_of, page_of
+from dlrm.scripts.evaluate.rows import Collected, Columns, collect, divisions, find_columns, is_day
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
     FittedRows,
@@ -32,71 +33,80 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.serving.predictor import Predictor, field_names
+from dlrm.serving.predictor import Predictor
 from dlrm.serving.sources import check_source, reads_dataset
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 from dlrm.version import __version__
 
+if TYPE_CHECKING:
+    from dlrm.scripts.evaluate.__main__ import EvaluateConfig
+
+HTML, JSON = "evaluation.html", "evaluation.json"
 _KIND = "evaluation"  # kind in the manifest of a page
-_DAY = "day"  # in --slices
 _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no field is measured"
 
 
-def run(values: Values) -> None:
-    """Runs the command."""
-    own, split = values.config(EvaluateConfig), values["split"]
+def run(own: "EvaluateConfig", values: Values) -> None:
+    """Runs the command: writes what was asked for, and then prints."""
+    split = values["split"]
     sources = _sources(own, values["dataset"])
     checkpoints = [values["checkpoint"], *([own.against] if own.against else [])]
     models = [open_predictor(path, sources[0], values) for path in checkpoints]
     correction = _correction(models[0], own)
-    if (note := models[0].sampling_note) and correction is None and not own.recalibrate:
-        say(note)
-    fields = [name for name in dict.fromkeys(own.slices) if not _is_day(models[0], name)]
     config = source_config(models[0], values.filled({"label": True}))
-    is_dataset = reads_dataset(models[0], sources[0], config)
-    columns = _columns(models[0], Path(sources[0], split) if is_dataset else None, own)
+    if not reads_dataset(models[0], sources[0], config):
+        split = None
+    columns = _columns(models[0], Path(sources[0], split) if split else None, own)
+    fields = [name for name in dict.fromkeys(own.slices) if not is_day(models[0], name)]
     scored = models
     if own.recalibrate and models[0].recalibration is not None:  # a fit is to scores without one
         correction = models[0].recalibration
         scored = [models[0]._with_recalibration(None), *models[1:]]
-    found = collect(scored, sources, fields, config, columns.schema, own.importance_rows)
-    fitted, times = _with_columns(found, columns)
-    rows = fitted
+    found = collect(scored, sources, fields, config, columns, own.importance_rows)
+    rows = found.rows
     if correction is not None:
         rows = replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
     judgment = judge(rows, own.bootstrap, own.seed)
-    facts = _facts(models, found, judgment, split if is_dataset else None)
-    divisions = _slices(models[0], found, times)
-    facts["slices"] = _judged_slices(rows, divisions, own)
+    facts = _facts(models, found, judgment, split)
+    sliced = divisions(models[0], found)
+    facts["slices"] = _judged_slices(rows, sliced, own)
     if own.recalibrate:
-        correction, after = _recalibrated(fitted)
-        correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
-        facts["recalibration"] = _after(after, divisions, own)
+        correction, after = _recalibrated(found.rows)
+        correction.fitted_to = FittedRows.from_sources(found.sources, split)
+        facts["recalibration"] = _after(after, sliced, own)
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
-        facts["importance_rows"] = len(found.kept[1])
+        facts["importance_rows"] = len(found.sample[1])
         if not facts["importance"]:
-            facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
-    facts["curves"] = [curves_of(ranked) for ranked in judgment.ranked]
-    for line in lines_of(facts):
-        say(line, is_prose=True)
+            facts["notes"].append(_NO_IMPORTANCE.format(len(found.sample[1])))
+    facts["curves"] = [_curves(ranked) for ranked in judgment.ranked]
+    written = []
     if own.output:
         _write(facts, own.output)
+        written.append(f"page: {own.output / HTML}")
     if correction is not None and own.recalibrated_checkpoint:
         write_recalibrated(models[0].path, correction, own.recalibrated_checkpoint)
-        say(f"recalibrated checkpoint ({correction.kind}): {own.recalibrated_checkpoint}")
+        written.append(
+            f"recalibrated checkpoint ({correction.kind}): {own.recalibrated_checkpoint}"
+        )
+    if models[0].sampling_note and correction is None:
+        say(models[0].sampling_note)
+    for line in lines_of(facts):
+        say(line, is_prose=True)
+    for line in written:
+        say(line)
 
 
 def _write(facts: dict[str, Any], output: Path) -> None:
     with atomic_directory(output, replace=_KIND) as directory:
-        write_files(directory, facts)
+        (directory / JSON).write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
+        (directory / HTML).write_text(page_of(facts), encoding="utf-8")
         write_manifest(directory, _KIND)
-    say(f"page: {output / HTML}")
 
 
-def _sources(own: EvaluateConfig, dataset: str | None) -> list[str]:
+def _sources(own: "EvaluateConfig", dataset: str | None) -> list[str]:
     """Returns the sources of rows: the files of `--input`, or else the dataset."""
     if dataset is None and not own.input:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
@@ -109,7 +119,7 @@ def _sources(own: EvaluateConfig, dataset: str | None) -> list[str]:
     return sources
 
 
-def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
+def _correction(model: Predictor, own: "EvaluateConfig") -> Recalibration | None:
     """Returns the correction for the sampling of negatives, if requested."""
     if own.sampling_rate is not None and own.recalibrate:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
@@ -127,28 +137,12 @@ def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     return None if own.sampling_rate is None else of_sampling_rate(own.sampling_rate)
 
 
-def _is_day(model: Predictor, name: str) -> bool:
-    """Returns whether a name in `--slices` means days, which a field of this name hides."""
-    return name == _DAY and not any(name in kind for kind in field_names(model))
-
-
-def _columns(model: Predictor, split: Path | None, own: EvaluateConfig) -> Columns:
+def _columns(model: Predictor, split: Path | None, own: "EvaluateConfig") -> Columns:
     """Returns the locations of the groups, weights and times that flags request."""
     transform = model.transform
     schema = transform.schema if transform and not transform.is_log else None
-    times = any(_is_day(model, name) for name in own.slices)
-    asked = own.groups, own.weights, times
-    if split is not None:
-        return of_dataset(split, schema, *asked)
-    return of_table(schema, *asked) if schema else of_files(*asked)
-
-
-def _with_columns(found: Collected, columns: Columns) -> tuple[ScoredRows, np.ndarray | None]:
-    """Returns the rows with groups and weights, and the times of the rows."""
-    count = len(found.rows.labels)
-    groups, weights = (read(found.extra, count) for read in (columns.groups, columns.weights))
-    rows = replace(found.rows, groups=groups, weights=weights)
-    return rows, columns.times(found.extra, count)
+    times = any(is_day(model, name) for name in own.slices)
+    return find_columns(split, schema, own.groups, own.weights, times)
 
 
 def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
@@ -163,29 +157,29 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
 
 
 def _after(
-    rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
+    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: "EvaluateConfig"
 ) -> dict[str, Any]:
     """Returns the report on recalibrated rows, as JSON values."""
     judgment = judge(rows, own.bootstrap, own.seed)
     return {
         "judged": judgment.to_json()["models"][0],
-        "reliability": reliability_of(judgment.ranked[0]),
-        "slices": _judged_slices(rows, divisions, own),
+        "reliability": _reliability(judgment.ranked[0]),
+        "slices": _judged_slices(rows, sliced, own),
     }
 
 
 def _judged_slices(
-    rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
+    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: "EvaluateConfig"
 ) -> list[dict[str, Any]]:
     return [
         {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
-        for name, slices in divisions
+        for name, slices in sliced
     ]
 
 
 def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str, Any]]:
     """Returns the fields by descending importance, as JSON values; none without two classes."""
-    if len(np.unique(found.kept[1])) < 2:
+    if len(np.unique(found.sample[1])) < 2:
         return []
     return [
         {
@@ -193,13 +187,15 @@ def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str,
             "auc_lost": {"value": one.auc_lost, "low": one.low, "high": one.high, "p": one.p},
             "log_loss_gained": one.log_loss_gained,
         }
-        for one in permutation_importance(model, *found.kept, seed)
+        for one in permutation_importance(model, *found.sample, seed)
     ]
 
 
 def _facts(
     models: Sequence[Predictor], found: Collected, judgment: Judgment, split: str | None
 ) -> dict[str, Any]:
+    runs = [read_run(model.path) for model in models]
+    flags = [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
     return {
         "dlrm_version": __version__,
         "checkpoint": with_uris(str(models[0].path)),
@@ -209,7 +205,7 @@ def _facts(
         "role": _role(models[0], found.sources, split),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
-        "flags_changed": _flags_changed(models),
+        "flags_changed": flags,
         "intervals": judgment.method,
         "notes": [with_uris(note) for note in _notes(models, found, judgment)],
         **judgment.to_json(),
@@ -229,15 +225,9 @@ def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
     config = read_config(model.path)
     roles, trained = Roles.from_config(config), config.get("flags", {}).get("dataset")
-    if roles is None or trained is None:
+    if roles is None or trained is None or origin_of(trained) != origin_of(dataset):
         return None
-    return roles.of(split) if origin_of(trained) == origin_of(dataset) else None
-
-
-def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
-    """Returns the flags in which the runs of two models differ, with both values."""
-    runs = [read_run(model.path) for model in models]
-    return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
+    return roles.of(split)
 
 
 def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) -> list[str]:
@@ -254,28 +244,28 @@ def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) ->
     return notes
 
 
-def _slices(
-    model: Predictor, found: Collected, times: np.ndarray | None
-) -> list[tuple[str, Slices]]:
-    """Returns the divisions of rows: files, days, unknown values, and the fields of `--slices`."""
-    slices = []
-    if len(found.sources) > 1:
-        slices.append(("file", by_source(found.source, found.sources)))
-    if times is not None:
-        slices.append(("day (UTC)", by_day(times)))
-    if found.unknown is not None:
-        slices.append(("values without an id", by_unknown(found.unknown)))
-    numerical, categorical = field_names(model)
-    for name, values in found.fields.items():
-        if name in found.lists:
-            slices.append((f"ids of {name}", by_decile(values.astype(np.float64))))
-        elif name in numerical:
-            slices.append((name, by_decile(values.astype(np.float64))))
-        else:
-            slices.append((name, by_value(values, _value_names(model, categorical.index(name)))))
-    return slices
+def _curves(ranked: RankedRows) -> dict[str, Any]:
+    """Returns the curves of a model's scores, as JSON values."""
+    edges, counts = ranked.score_counts()
+    shares, gains = ranked.gains()
+    recall, precision = ranked.precision_recall()
+    return {
+        "reliability": _reliability(ranked),
+        "scores": _lists(edges=edges, rows=counts),
+        "gain": _lists(rows=shares, clicks=gains),
+        "precision_recall": _lists(recall=recall, precision=precision),
+    }
 
 
-def _value_names(model: Predictor, table: int) -> Any:
-    transform = model.transform
-    return lambda number: transform.value(table, number) if transform else f"id {number}"
+def _reliability(ranked: RankedRows) -> dict[str, Any]:
+    """Returns predicted and observed click rates of each decile of the scores, as JSON values."""
+    weight, predicted, observed, rows = ranked.reliability()
+    low, high = wilson(observed, rows)
+    return _lists(weight=weight, predicted=predicted, observed=observed, low=low, high=high)
+
+
+def _lists(**curve: Any) -> dict[str, list[float | None]]:
+    return {
+        name: [round(float(v), 8) if math.isfinite(v) else None for v in values]
+        for name, values in curve.items()
+    }

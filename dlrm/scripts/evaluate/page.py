@@ -1,129 +1,181 @@
-"""The results of an evaluation as files: a self-contained page, and JSON."""
+"""The results of an evaluation: as lines for a terminal, and as a self-contained page."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.documents import json_text
-from dlrm.metrics.intervals import wilson
-from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.table import METRICS, title
+from dlrm.command_line import aligned
+from dlrm.metrics.intervals import decimals
+from dlrm.metrics.table import METRICS, TESTED, title
 from dlrm.pages import Bar, Cell, Section, Tile, document, grid, note, table
 from dlrm.pages.charts import ChartLine, chart
-from dlrm.scripts.evaluate.lines import (
-    IN_SLICES,
-    cells,
-    decile_table,
-    interval_text,
-    metric_cells,
-    number_text,
-    recalibration_table,
-    slice_table,
-    where,
-)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-HTML, JSON = "evaluation.html", "evaluation.json"
+Table = tuple[list[str], list[list[str]]]  # its heads and rows
+Facts = dict[str, Any]
 _TILES = ("auc", "log_loss", "calibration", "ece")
+_IN_SLICES = [*TESTED, "ece"]  # metrics that tables of slices show
+_CHANGED = ("log_loss", "normalized_entropy", "calibration", "ece")  # by a recalibration
+_HALVES = "judged on the half it was not fitted to"
 
 
-def curves_of(ranked: RankedRows) -> dict[str, Any]:
-    """Returns the curves of a model's scores, as JSON values."""
-    edges, counts = ranked.score_counts()
-    shares, gains = ranked.gains()
-    recall, precision = ranked.precision_recall()
-    return {
-        "reliability": reliability_of(ranked),
-        "scores": _lists(edges=edges, rows=counts),
-        "gain": _lists(rows=shares, clicks=gains),
-        "precision_recall": _lists(recall=recall, precision=precision),
-    }
+def lines_of(facts: Facts) -> list[str]:
+    """Returns the lines: the metrics, then each table of slices, then notes."""
+    counts = f"{facts['rows']:,} rows, {facts['clicks']:,} clicks"
+    lines = [f"{facts['checkpoint']} on {_where(facts)}: {counts}", facts["intervals"]]
+    if facts["against"]:
+        lines.append(f"against {facts['against']}; differences are the first minus the second")
+    for lead, (heads, rows) in _tables(facts):
+        lines += ["", *lead, *aligned(heads, rows)]
+    return lines + [""] * bool(facts["notes"]) + facts["notes"]
 
 
-def reliability_of(ranked: RankedRows) -> dict[str, Any]:
-    """Returns predicted and observed click rates of each decile of the scores, as JSON values."""
-    weight, predicted, observed, rows = ranked.reliability()
-    low, high = wilson(observed, rows)
-    return _lists(weight=weight, predicted=predicted, observed=observed, low=low, high=high)
+def _tables(facts: Facts) -> Iterator[tuple[list[str], Table]]:
+    """Yields the tables for a terminal, each with the lines before it."""
+    yield [], _metric_table(facts, "other")
+    if after := facts.get("recalibration"):
+        yield [f"recalibrated, {_HALVES}:"], _recalibration_table(facts)
+    yield [], _decile_table(facts["curves"][0]["reliability"])
+    if after:
+        yield ["recalibrated:"], _decile_table(after["reliability"])
+    for place in range(len(facts["slices"])):
+        yield [], _slice_table(facts, place)
+    if found := facts.get("importance"):
+        sample = f"{facts['importance_rows']:,} of {facts['rows']:,} rows"
+        lead = f"importance ({sample}): what is lost when a field's values are shuffled among rows"
+        rows = [
+            [one["field"], *_cells(one["auc_lost"], "+"), _number(one["log_loss_gained"], sign="+")]
+            for one in found
+        ]
+        yield [lead], (["field", "AUC lost", "95 % interval", "log loss gained"], rows)
 
 
-def write_files(directory: Path, facts: dict[str, Any]) -> None:
-    """Writes JSON and page."""
-    (directory / JSON).write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
-    (directory / HTML).write_text(page(facts), encoding="utf-8")
-
-
-def page(facts: dict[str, Any]) -> str:
+def page_of(facts: Facts) -> str:
     """Returns the page."""
-    lead = [f"Rows: {where(facts)}", *facts["notes"]]
+    lead = [f"Rows: {_where(facts)}", *facts["notes"]]
     if facts["against"] is not None:
         lead.append(f"Compared with {facts['against']}; differences are this model minus that.")
-    sections = [
-        Section("Metrics", [note(facts["intervals"] + "."), _metrics(facts)]),
-        Section("Curves", [grid(_charts(facts))]),
-        *(
-            [Section("Flags that differ", [_flags(facts)], half=True)]
-            if facts["flags_changed"]
-            else []
-        ),
-        *(_importance(facts) if facts.get("importance") else []),
-        *(
-            [Section("Missing and unknown values", _fields(facts), half=True)]
-            * bool(facts["fields"])
-        ),
-        Section("Deciles of the scores", _deciles(facts)),
-        *(
-            Section(f"By {sliced['by']}", [_slices(place, facts)])
-            for place, sliced in enumerate(facts["slices"])
-        ),
-    ]
     name = "/".join(Path(facts["checkpoint"]).parts[-3:])
-    return document(f"Evaluation of {name}", lead, _tiles(facts), sections)
+    return document(f"Evaluation of {name}", lead, _tiles(facts), [*_sections(facts)])
 
 
-def _tiles(facts: dict[str, Any]) -> list[Tile]:
-    rows, clicks = facts["rows"], facts["clicks"]
-    first = facts["models"][0]
+def _sections(facts: Facts) -> Iterator[Section]:
+    heads, rows = _metric_table(facts, "other model")
+    for row, name in zip(rows, facts["models"][0], strict=True):
+        row.append(f"{METRICS[name].meaning}; {METRICS[name].better}")
+    metrics = table([("", [*heads, "meaning"])], rows, "Metrics with their intervals")
+    yield Section("Metrics", [note(facts["intervals"] + "."), metrics])
+    yield Section("Curves", [grid(_charts(facts))])
+    if changed := facts["flags_changed"]:
+        rows = [[f"--{n}", str(one), str(other)] for n, one, other in changed]
+        flags = table([("", ["flag", "this model", "other model"])], rows, "Flags of the trainings")
+        yield Section("Flags that differ", [flags], half=True)
+    if facts.get("importance"):
+        yield Section("Importance of fields", _importance(facts), half=True)
+    if facts["fields"]:
+        yield Section("Missing and unknown values", [_fields(facts)], half=True)
+    yield Section("Deciles of the scores", _deciles(facts))
+    for place, sliced in enumerate(facts["slices"]):
+        yield Section(f"By {sliced['by']}", [_slices(facts, place)])
+
+
+def _where(facts: Facts) -> str:
+    """Returns the sources of the rows, with the split and its role in the model's training."""
+    split = ", ".join(filter(None, (facts["split"], facts["role"])))
+    return ", ".join(facts["sources"]) + (f" ({split})" if split else "")
+
+
+def _metric_table(facts: Facts, other: str) -> Table:
+    """Returns the metrics with their intervals, and how the models differ if there are two."""
+    heads = ["metric", "value", "95 % interval"]
+    if facts["against"] is not None:
+        heads += [other, "difference", "95 % interval", "p"]
+    rows = []
+    for name in facts["models"][0]:
+        first, *others = (model[name] for model in facts["models"])
+        rows.append([title(name), *_cells(first)])
+        if others:
+            difference = facts["differences"][name]
+            p = difference["p"]
+            rows[-1].append(_number(others[0]["value"], decimals(first["low"], first["high"])))
+            rows[-1] += _cells(difference, sign="+")
+            rows[-1].append("< 0.001" if p is not None and p < 0.001 else _number(p, digits=3))
+    return heads, rows
+
+
+def _recalibration_table(facts: Facts) -> Table:
+    before, after = facts["models"][0], facts["recalibration"]["judged"]
+    rows = [[title(name), _interval(before[name]), _interval(after[name])] for name in _CHANGED]
+    return ["metric", "before", "after"], rows
+
+
+def _decile_table(reliability: dict[str, Any]) -> Table:
+    """Returns predicted and observed rates, lowest first."""
+    heads = ["decile of the scores", "rows", "predicted", "observed", "95 % interval", "gap"]
+    names = ("weight", "predicted", "observed", "low", "high")
+    rows: list[list[str]] = []
+    for weight, predicted, observed, low, high in zip(*map(reliability.get, names), strict=True):
+        rates = [_number(predicted), *_cells({"value": observed, "low": low, "high": high})]
+        gap = _number(predicted - observed, sign="+")
+        rows.append([str(len(rows) + 1), f"{weight:,.0f}", *rates, gap])
+    return heads, rows
+
+
+def _slice_table(facts: Facts, place: int) -> Table:
+    """Returns the slices of a division, also recalibrated and compared if that was measured."""
+    sliced, after = facts["slices"][place], facts.get("recalibration")
+    compared = facts["against"] is not None
+    heads = [sliced["by"], "rows", "clicks", *map(title, _IN_SLICES)]
+    heads += ["recalibrated"] * bool(after) + ["AUC difference"] * compared
+    rows = []
+    for number, part in enumerate(sliced["slices"]):
+        row = [part["name"], f"{part['rows']:,}", f"{part['clicks']:,}"]
+        row += [_interval(part["models"][0][name]) for name in _IN_SLICES]
+        if after:
+            row.append(_interval(after["slices"][place]["slices"][number]["models"][0]["ece"]))
+        if compared:
+            row.append(_interval(part["differences"]["auc"], sign="+"))
+        rows.append(row)
+    return heads, rows
+
+
+def _number(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Returns a number, or a dash if a metric is undefined."""
+    return "–" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:
+    """Returns a value and its bounds, with digits that follow the width of the interval."""
+    digits = decimals(interval["low"], interval["high"])
+    value, low, high = (_number(interval[k], digits, sign) for k in ("value", "low", "high"))
+    return [value, "–" if interval["low"] is None else f"{low} to {high}"]
+
+
+def _interval(interval: dict[str, float | None], sign: str = "") -> str:
+    """Returns a value with its bounds in brackets."""
+    value, bounds = _cells(interval, sign)
+    return value if bounds == "–" else f"{value} [{bounds.replace(' to ', ', ')}]"
+
+
+def _tiles(facts: Facts) -> list[Tile]:
+    rows, clicks, first = facts["rows"], facts["clicks"], facts["models"][0]
     tiles = [
         Tile("rows", f"{rows:,}"),
         Tile("clicks", f"{clicks:,}", f"{100 * clicks / rows:.2f} % of the rows"),
     ]
-    for name in _TILES:
-        value, bounds = cells(first[name])
-        tiles.append(Tile(title(name), value, "" if bounds == "–" else bounds))
+    shown = [(title(name), _cells(first[name])) for name in _TILES]
     if facts["against"] is not None:
-        found = facts["differences"]["auc"]
-        value, bounds = cells(found, "+")
-        tiles.append(Tile("AUC above the other model's", value, "" if bounds == "–" else bounds))
+        shown.append(("AUC above the other model's", _cells(facts["differences"]["auc"], "+")))
+    for name, (value, bounds) in shown:
+        tiles.append(Tile(name, value, "" if bounds == "–" else bounds))
     return tiles
 
 
-def _metrics(facts: dict[str, Any]) -> "Markup":
-    heads = ["metric", "value", "95 % interval"]
-    if facts["against"] is not None:
-        heads += ["other model", "difference", "95 % interval", "p"]
-    rows = [
-        [
-            title(name),
-            *metric_cells(facts, name),
-            f"{METRICS[name].meaning}; {METRICS[name].better}",
-        ]
-        for name in facts["models"][0]
-    ]
-    return table([("", [*heads, "meaning"])], rows, "Metrics with their intervals")
-
-
-def _flags(facts: dict[str, Any]) -> "Markup":
-    rows = [[f"--{n}", str(one), str(other)] for n, one, other in facts["flags_changed"]]
-    return table([("", ["flag", "this model", "other model"])], rows, "Flags of the trainings")
-
-
-def _charts(facts: dict[str, Any]) -> list["Markup"]:
-    compared = facts["against"] is not None
-    curves = dict(zip(["this model", "other model"] if compared else ["model"], facts["curves"]))  # noqa: B905
+def _charts(facts: Facts) -> list["Markup"]:
+    names = ["model"] if facts["against"] is None else ["this model", "other model"]
+    curves = dict(zip(names, facts["curves"], strict=True))
     charts = [_reliability(curves)]
     gains = [
         ChartLine(name, one["gain"]["rows"], one["gain"]["clicks"])
@@ -137,8 +189,7 @@ def _charts(facts: dict[str, Any]) -> list["Markup"]:
         )
         lines = [*gains, ChartLine("at random", [0, 1], [0, 1], dashed=True)]
         of_rows = "share of the rows, highest scores first"
-        limits = (0.0, 1.0, 0.0, 1.0)
-        charts.append(chart("Gain", of_rows, "share of the clicks", lines, told, limits))
+        charts.append(chart("Gain", of_rows, "share of the clicks", lines, told, (0, 1, 0, 1)))
         charts.append(_lift(gains, of_rows))
     precision = [
         ChartLine(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
@@ -166,50 +217,44 @@ def _reliability(curves: dict[str, Any]) -> "Markup":
     most_y = max([high for line in lines for _, high in line.ends], default=0.0) or 1.0
     end = min(most_x, most_y)
     lines.append(ChartLine("perfect", [0, end], [0, end], dashed=True))
-    limits = (0, most_x * 1.02, 0, most_y * 1.04)
     return chart(
         "Reliability, and the number of rows by score",
         "predicted click rate",
         "observed click rate",
         lines,
         "Observed click rates of deciles of the scores beside the predicted ones.",
-        limits,
+        (0, most_x * 1.02, 0, most_y * 1.04),
     )
 
 
 def _lift(gains: Sequence[ChartLine], of_rows: str) -> "Markup":
-    lines = [
-        ChartLine(
-            line.name, line.x[1:], [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)]
-        )
-        for line in gains
-    ]
+    lines = []
+    for line in gains:
+        lift = [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)]
+        lines.append(ChartLine(line.name, line.x[1:], lift))
     told = "; ".join(f"{line.name}: {line.y[0]:.2f} at the top 1 %" for line in lines)
     most = max(y for line in lines for y in line.y)
     lines.append(ChartLine("at random", [0, 1], [1, 1], dashed=True))
     return chart("Lift", of_rows, "lift", lines, told, (0, 1, 0, max(most, 1) * 1.05))
 
 
-def _deciles(facts: dict[str, Any]) -> list["Markup"]:
+def _deciles(facts: Facts) -> list["Markup"]:
     """Returns the tables of deciles, and of what a recalibration changes."""
-    heads, rows = decile_table(facts["curves"][0]["reliability"])
+    heads, rows = _decile_table(facts["curves"][0]["reliability"])
     parts = [table([("", heads)], rows, "Predicted and observed click rates")]
     if after := facts.get("recalibration"):
-        told = "Recalibrated, judged on the half it was not fitted to"
-        changed_heads, changed = recalibration_table(facts)
-        parts.append(table([("", changed_heads)], changed, told))
-        parts.append(table([("", heads)], decile_table(after["reliability"])[1], "Recalibrated"))
+        changed_heads, changed = _recalibration_table(facts)
+        parts.append(table([("", changed_heads)], changed, f"Recalibrated, {_HALVES}"))
+        parts.append(table([("", heads)], _decile_table(after["reliability"])[1], "Recalibrated"))
     return parts
 
 
-def _slices(place: int, facts: dict[str, Any]) -> "Markup":
+def _slices(facts: Facts, place: int) -> "Markup":
     """Returns a table of slices with their AUC and its interval on a scale."""
-    sliced, after = facts["slices"][place], facts.get("recalibration")
-    compared = facts["against"] is not None
-    heads, rows = slice_table(sliced, compared, after and after["slices"][place])
-    aucs = [part["models"][0]["auc"] for part in sliced["slices"]]
+    heads, rows = _slice_table(facts, place)
+    aucs = [part["models"][0]["auc"] for part in facts["slices"][place]["slices"]]
     bars = _intervals(aucs, facts["models"][0]["auc"]["value"])
-    auc = 3 + IN_SLICES.index("auc")  # after name, rows and clicks
+    auc = 3 + _IN_SLICES.index("auc")  # after name, rows and clicks
     shown = [[*row[:auc], bar, *row[auc + 1 :]] for row, bar in zip(rows, bars, strict=True)]
     caption = "With 95 % intervals; dashed: AUC of all rows"
     return table([("", heads)], shown, caption, full=True)
@@ -231,34 +276,32 @@ def _intervals(found: Sequence[dict[str, Any]], mark: float | None, sign: str = 
         if value is None:
             bars.append(None)
             continue
-        ends = [place(value if one[key] is None else one[key]) for key in ("low", "high")]
-        bars.append(Bar(interval_text(one, sign), ends[1], ends[0], place(value), marks))
+        begin, end = (place(value if one[key] is None else one[key]) for key in ("low", "high"))
+        bars.append(Bar(_interval(one, sign), end, begin, place(value), marks))
     return bars
 
 
-def _fields(facts: dict[str, Any]) -> list["Markup"]:
+def _fields(facts: Facts) -> "Markup":
     """Returns a table of the fields with the most missing and unknown values."""
     fields = sorted(facts["fields"], key=lambda field: -(field[1] or 0) - field[2])
     shown = [(name, *shares) for name, *shares in fields if any(shares)]
+    if not shown:
+        return note("There are none.")
     heads = ["field", "missing", "without an id"]
     if all(missing is None for _, missing, _ in shown):  # datasets have only ids
-        shown, heads = (
-            [(name, unknown) for name, _, unknown in shown],
-            ["field", "missing or without an id"],
-        )
+        shown = [(name, unknown) for name, _, unknown in shown]
+        heads = ["field", "missing or without an id"]
     rows = [
         [n, *(None if s is None else Bar(f"{100 * s:.2f} %", s) for s in of)] for n, *of in shown
     ]
-    if not rows:
-        return [note("There are none.")]
-    return [table([("", heads)], rows, "Shares of the values of each field", full=True)]
+    return table([("", heads)], rows, "Shares of the values of each field", full=True)
 
 
-def _importance(facts: dict[str, Any]) -> list[Section]:
+def _importance(facts: Facts) -> list["Markup"]:
     found = facts["importance"]
     bars = _intervals([one["auc_lost"] for one in found], 0.0, "+")
     rows = [
-        [one["field"], bar, number_text(one["log_loss_gained"], sign="+")]
+        [one["field"], bar, _number(one["log_loss_gained"], sign="+")]
         for one, bar in zip(found, bars, strict=True)
     ]
     told = note(
@@ -266,13 +309,4 @@ def _importance(facts: dict[str, Any]) -> list[Section]:
         f"{facts['importance_rows']:,} rows."
     )
     heads = ["field", "AUC lost", "log loss gained"]
-    caption = "Loss by field, with 95 % intervals"
-    parts = [told, table([("", heads)], rows, caption, full=True)]
-    return [Section("Importance of fields", parts, half=True)]
-
-
-def _lists(**curve: Any) -> dict[str, list[float | None]]:
-    return {
-        name: [round(float(v), 8) if math.isfinite(v) else None for v in values]
-        for name, values in curve.items()
-    }
+    return [told, table([("", heads)], rows, "Loss by field, with 95 % intervals", full=True)]

@@ -14,10 +14,6 @@ preprocessing, have the effect of their preprocessed value. `planted.json` has t
 of the true probabilities on each day and on the halves of the last, which no model can surpass.
 With --drift and --new_ids, days differ, as `dlrm daily` follows them.
 
-With `--history 20` the days are Parquet files, `day_0.parquet` and so on: each row has an item and
-a list of 20 items seen on average, and the click depends on how many of these are like the item.
-`schema.yaml` beside them attends to the list.
-
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
 """
 
@@ -26,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.scripts.simulate_logs.flags import Simulation
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.settings import REQUIRED, setting
 
 
@@ -44,8 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
-    from dlrm.scripts.simulate_logs.command import simulate
-
     output: Path = values["output"]
     planted = simulate(values.config(Simulation), output)
     aucs = {name: planted[name]["auc"] for name in ("test", "validation")}

@@ -1,43 +1,88 @@
 """The planted model of simulated logs, and the rows drawn from it."""
 
+import io
 import json
 import math
 import time
+from binascii import hexlify
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv
 
 from dlrm.files import atomic_directory
-from dlrm.limits import check_disk
+from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.splits import splitmix64
-from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
+from dlrm.scripts.common.table_flags import say_progress
+from dlrm.settings import check_settings, setting
 
-if TYPE_CHECKING:
-    from dlrm.scripts.simulate_logs.histories import HistorySimulator
-
-PLANTED = "planted.json"
+_PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
-CALIBRATION_ROWS = 1 << 16
-_LARGEST_INTEGER = 99_999_999  # two tables of four digits
+_LARGEST_INTEGER = 99_999_999
 # Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
 _CRITEO_CARDINALITIES = (
     [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
     + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
 )  # fmt: skip
+_ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
 _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
 
 
-class Chunk(NamedTuple):
-    """Some rows of a day: text or a table, the true probability of a click and the label drawn."""
+@dataclass(frozen=True)
+class Simulation:
+    """Parameters of simulated logs, which determine every number in them."""
 
-    rows: Any
+    rows: int = setting(700_000, "total number of rows")
+    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
+    seed: int = setting(0, "random seed; the same seed writes the same bytes")
+    num_numerical: int = setting(13, "number of integer columns")
+    num_categorical: int = setting(26, "number of categorical columns")
+    cardinality_scale: float = setting(
+        0.01,
+        f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
+        above=0,
+    )
+    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
+    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
+    drift: float = setting(
+        0.0,
+        "angle, in radians, by which all effects turn each day to others: effects that are N days "
+        "apart have the correlation cos(N * drift)",
+        least=0,
+    )
+    new_ids: float = setting(
+        0.0, "share of the ids that others replace each day, for good", least=0, most=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.days < 2:
+            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
+        if self.rows < 2 * self.days:
+            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
+        check_features("--num_numerical", self.num_numerical)
+        check_features("--num_categorical", self.num_categorical)
+        if self.num_numerical + self.num_categorical < 1:
+            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+
+    def day_rows(self, day: int) -> int:
+        """Returns the number of rows of a day."""
+        return (day + 1) * self.rows // self.days - day * self.rows // self.days
+
+
+class Chunk(NamedTuple):
+    """Some rows of a day: their text, the true probability of a click and the label drawn."""
+
+    rows: bytes
     probability: np.ndarray
     label: np.ndarray
 
@@ -62,32 +107,22 @@ class Simulator:
         by_size = sorted(range(s.num_categorical), key=lambda i: self._categoricals[i].cardinality)
         small = [s.num_numerical + i for i in by_size[: max(2 * _PAIRS, s.num_categorical // 5)]]
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 1]))
-        order = [*draw.permutation(small).tolist(), *draw.permutation(s.num_numerical).tolist()]
+        order = [*draw.permutation(small), *draw.permutation(s.num_numerical)]
         order = [int(i) for i in order]
         return list(zip(order[::2], order[1::2], strict=False))[:_PAIRS]
 
     def chunks(self, day: int) -> Iterator[Chunk]:
         """Yields the rows of a day."""
-        for number, rows in chunk_sizes(self.simulation, day):
-            yield self._chunk(day, number, rows)
-
-    def write(self, directory: Path, day: int) -> Iterator[Chunk]:
-        """Writes the rows of a day as text, and yields them."""
-        with open(directory / f"day_{day}", "wb") as file:
-            for chunk in self.chunks(day):
-                file.write(chunk.rows)
-                yield chunk
-
-    def _chunk(self, day: int, number: int, rows: int) -> Chunk:
-        random = np.random.Generator(
-            np.random.SFC64(np.random.SeedSequence([self.simulation.seed, 0, day, number]))
-        )
-        numericals, categoricals = self._draw(random, day, rows)
-        logit = self._effects(numericals + categoricals).sum(0) + self._bias
-        logit += 0.1 * np.sin(day)
-        probability = 1 / (1 + np.exp(-logit))
-        label = random.random(rows) < probability
-        return Chunk(_format(label, numericals, categoricals), probability, label)
+        rows = self.simulation.day_rows(day)
+        for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
+            count = min(_CHUNK_ROWS, rows - first)
+            seed = np.random.SeedSequence([self.simulation.seed, 0, day, number])
+            random = np.random.Generator(np.random.SFC64(seed))
+            numericals, categoricals = self._draw(random, day, count)
+            logit = self._effects(numericals + categoricals).sum(0) + self._bias
+            probability = 1 / (1 + np.exp(-(logit + 0.1 * np.sin(day))))
+            label = random.random(count) < probability
+            yield Chunk(_format(label, numericals, categoricals), probability, label)
 
     def _draw(
         self, random: np.random.Generator, day: int, rows: int
@@ -104,31 +139,20 @@ class Simulator:
     def _calibrate(self) -> None:
         """Scales the effects to the deviations above and moves the mean to the click rate."""
         random = np.random.default_rng(np.random.SeedSequence([self.simulation.seed, 2]))
-        numericals, categoricals = self._draw(random, 0, CALIBRATION_ROWS)
+        numericals, categoricals = self._draw(random, 0, _CHUNK_ROWS)
         self._scales = np.ones(1 + len(self._pairs))
         effects = self._effects(numericals + categoricals)
         wanted = np.full(len(effects), _PAIR_DEVIATION)
         wanted[0] = _MAIN_DEVIATION
         self._scales = wanted / np.maximum(effects.std(1), 1e-6)
         logit = (effects * self._scales[:, None]).sum(0)
-        self._bias = bias_for(logit, self.simulation.click_rate)
-
-
-def chunk_sizes(simulation: Simulation, day: int) -> Iterator[tuple[int, int]]:
-    """Yields the number of each chunk of a day, and its rows."""
-    rows = simulation.day_rows(day)
-    for number, first in enumerate(range(0, rows, _CHUNK_ROWS)):
-        yield number, min(_CHUNK_ROWS, rows - first)
-
-
-def bias_for(logit: np.ndarray, click_rate: float) -> float:
-    """Returns what to add to logits for a mean probability of `click_rate`."""
-    low, high = -30.0, 30.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        rate = (1 / (1 + np.exp(-(logit + middle)))).mean()
-        low, high = (middle, high) if rate < click_rate else (low, middle)
-    return low
+        low, high = -30.0, 30.0
+        for _ in range(50):
+            self._bias = (low + high) / 2
+            rate = (1 / (1 + np.exp(-(logit + self._bias)))).mean()
+            is_low = rate < self.simulation.click_rate
+            low, high = (self._bias, high) if is_low else (low, self._bias)
+        self._bias = low
 
 
 class _Column(NamedTuple):
@@ -179,10 +203,10 @@ class _Categorical:
         s = simulation
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 4, index]))
         criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
-        scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
+        scaled = max(min(criteo, _ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
         self.cardinality = scaled
         self._exponent = draw.uniform(1.2, 1.6)
-        self._fresh = _FRESH_SHARE if scaled > ALWAYS_SMALL else 0.0
+        self._fresh = _FRESH_SHARE if scaled > _ALWAYS_SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
@@ -246,54 +270,22 @@ def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
     return x ^ (x >> np.uint32(16))
 
 
-def _table(texts: list[str]) -> np.ndarray:
-    """Returns four-byte texts as integers, each written by one store; short ones end in zeros."""
-    return np.array([text.encode() for text in texts], "S4").view("<u4")
-
-
-_HEX = _table([f"{i:04x}" for i in range(1 << 16)])
-_DIGITS = _table([f"{i:04d}" for i in range(10_000)])
-_SHORT_DIGITS = _table([f"{i}" for i in range(10_000)])
-
-
 def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
-    """Returns lines of text, made of fixed-width fields without their zero bytes."""
-    fields: list[tuple[str, str]] = [("label", "u1")]
-    fields += [
-        (f"{part}{i}", kind)
-        for i in range(len(numericals))
-        for part, kind in (("tab", "u1"), ("sign", "u1"), ("high", "<u4"), ("low", "<u4"))
-    ]
-    fields += [
-        (f"{part}{i + len(numericals)}", kind)
-        for i in range(len(categoricals))
-        for part, kind in (("tab", "u1"), ("high", "<u4"), ("low", "<u4"))
-    ]
-    lines = np.zeros(len(label), np.dtype([*fields, ("newline", "u1")]))
-    lines["label"] = label.astype(np.uint8) + ord("0")
-    lines["newline"] = ord("\n")
-    for i, column in enumerate(numericals):
-        size = np.abs(column.values)
-        high, low = size // 10_000, size % 10_000
-        long = high > 0
-        present = ~column.missing
-        lines[f"sign{i}"] = np.where(present & (column.values < 0), ord("-"), 0)
-        lines[f"high{i}"] = np.where(present & long, _SHORT_DIGITS[high], 0)
-        lines[f"low{i}"] = np.where(long, _DIGITS[low], _SHORT_DIGITS[low]) * present
-    for i, column in enumerate(categoricals, len(numericals)):
-        present = ~column.missing
-        lines[f"high{i}"] = _HEX[column.values >> np.uint32(16)] * present
-        lines[f"low{i}"] = _HEX[column.values & np.uint32(0xFFFF)] * present
-    columns = numericals + categoricals
-    cut = np.ones(len(label), bool)
-    for i in reversed(range(len(columns))):
-        cut &= columns[i].missing
-        lines[f"tab{i}"] = np.where(cut, 0, ord("\t"))
-    text = lines.view(np.uint8)
-    return text[text != 0].tobytes()
+    """Returns lines of text, without missing fields at their ends."""
+    columns = [pa.array(label.view(np.uint8))]
+    columns += [pa.array(column.values, mask=column.missing) for column in numericals]
+    for column in categoricals:
+        _, present = pa.array(~column.missing).buffers()
+        digits = pa.py_buffer(hexlify(column.values.astype(">u4")))
+        ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
+        columns.append(ids.cast(pa.string()))
+    file = io.BytesIO()
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), file, options)
+    return b"".join(line.rstrip() + b"\n" for line in file.getvalue().splitlines())
 
 
-class StreamingMetrics:
+class _Judgment:
     """AUC and log loss of the true probabilities, in constant memory."""
 
     _BINS = 1 << 20
@@ -309,7 +301,7 @@ class StreamingMetrics:
             self._counts[value] += np.bincount(bins[label == value], minlength=self._BINS)
         self._loss -= np.log(np.where(label, probability, 1 - probability)).sum()
 
-    def summary(self) -> dict[str, float | int | None]:
+    def to_json(self) -> dict[str, float | int | None]:
         """Returns rows, click rate, AUC (ties count half; None with one class) and log loss."""
         curve = Curve(self._counts.sum(0).cumsum(), self._counts[1].cumsum())
         rows, auc = int(curve.rows), curve.auc()
@@ -330,38 +322,27 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     """
     columns = simulation.num_numerical + simulation.num_categorical
     least = 2 + columns  # bytes of a row: its label, its end and one tab per field
-    if simulation.history:
-        least = simulation.history // 2  # an item takes most of a byte
     check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
-    simulator, last = _simulator(simulation), simulation.days - 1
-    halves = {name: StreamingMetrics() for name in ("test", "validation")}
-    of_days = []
+    simulator, last = Simulator(simulation), simulation.days - 1
+    halves = {name: _Judgment() for name in ("test", "validation")}
+    days = []
     with atomic_directory(output, replace=True) as staging:
         for day in range(simulation.days):
-            start, done, of_day = time.perf_counter(), 0, StreamingMetrics()
-            for _, probability, label in simulator.write(staging, day):
-                of_day.add(probability, label)
-                if day == last:
-                    half = max(simulation.day_rows(last) // 2 - done, 0)
-                    halves["test"].add(probability[:half], label[:half])
-                    halves["validation"].add(probability[half:], label[half:])
-                done += len(label)
-            of_days.append(of_day.summary())
-            seconds = time.perf_counter() - start
-            print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
-        planted = {
-            **{name: sums.summary() for name, sums in halves.items()},
-            "days": of_days,
-            "simulation": vars(simulation),
-        }
-        (staging / PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
+            start, done, of_day = time.perf_counter(), 0, _Judgment()
+            with open(staging / f"day_{day}", "wb") as file:
+                for rows, probability, label in simulator.chunks(day):
+                    file.write(rows)
+                    of_day.add(probability, label)
+                    if day == last:
+                        half = max(simulation.day_rows(last) // 2 - done, 0)
+                        halves["test"].add(probability[:half], label[:half])
+                        halves["validation"].add(probability[half:], label[half:])
+                    done += len(label)
+            days.append(of_day.to_json())
+            speed = f"{done / (time.perf_counter() - start):,.0f} rows/s"
+            say_progress(f"day_{day}: {done:,} rows, {speed}")
+        judged = {name: half.to_json() for name, half in halves.items()}
+        planted = {**judged, "days": days, "simulation": vars(simulation)}
+        (staging / _PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
         write_manifest(staging, "raw_logs", rows=simulation.rows)
     return planted
-
-
-def _simulator(simulation: Simulation) -> "Simulator | HistorySimulator":
-    if not simulation.history:
-        return Simulator(simulation)
-    from dlrm.scripts.simulate_logs.histories import HistorySimulator  # imports pyarrow
-
-    return HistorySimulator(simulation)

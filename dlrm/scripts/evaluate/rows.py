@@ -1,0 +1,372 @@
+"""The rows of an evaluation: scored by one model or two, read once, and divided into slices.
+
+Groups, weights and times are files of their own, or columns of a dataset or a table.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dlrm.data.schema.schema import Schema
+from dlrm.metrics.judged import ScoredRows
+from dlrm.metrics.ranked import check_weights
+from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.serving.importance import Sample
+from dlrm.serving.predictor import Predictor, field_names
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.scoring import shares_of
+from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
+
+DAY = "day"  # in --slices
+# Columns of a dataset: files, and those of their types that are no groups.
+_FILES = {"groups": "group_*.bin", "weights": "weight.bin"}
+_DTYPES: dict[str, np.dtype] = {"weight": np.dtype("<f4"), "time": np.dtype("<i8")}
+_GROUP_DTYPE = np.dtype("<u8")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Locations of the columns of some rows besides a model's inputs.
+
+    Attributes:
+        files: "groups", "weights" or "times" -> their file.
+        schema: schema of tables, which names the columns without a file; None for other rows.
+    """
+
+    files: Mapping[str, Path]
+    schema: Schema | None = None
+
+
+class _Block(NamedTuple):
+    """A block of rows, `[rows]` each: scores of each model, labels, and columns by name."""
+
+    logits: list[np.ndarray]
+    labels: np.ndarray
+    unknown: np.ndarray
+    fields: list[np.ndarray]
+    extra: Mapping[str, np.ndarray]
+
+
+@dataclass
+class Collected:
+    """Scored rows, and columns to divide them by.
+
+    Attributes:
+        rows: scores of each model, labels, and weights and groups if they were requested.
+        sources: files and datasets, in order.
+        source: for each row, its index in `sources`.
+        fields: name of a field that divides the rows -> its values: ids, numbers or, for lists, the
+            number of ids in each row.
+        lists: those of `fields` that have lists.
+        unknown: for each row, the number of values without an id; None if the model has no
+            transform.
+        times: microseconds since 1970 in UTC, if they were requested.
+        shares: shares of missing and unknown values of each field.
+        sample: inputs of evenly spaced rows, and their labels.
+    """
+
+    rows: ScoredRows
+    sources: list[str]
+    source: np.ndarray
+    fields: dict[str, np.ndarray]
+    lists: set[str]
+    unknown: np.ndarray | None
+    times: np.ndarray | None
+    shares: Shares
+    sample: tuple[Inputs, np.ndarray]
+
+
+def is_day(model: Predictor, name: str) -> bool:
+    """Returns whether a name in `--slices` means days, which a field of this name hides."""
+    return name == DAY and not any(name in kind for kind in field_names(model))
+
+
+def find_columns(
+    split: Path | None,
+    schema: Schema | None,
+    groups: str | None,
+    weights: str | None,
+    times: bool,
+) -> Columns:
+    """Returns the locations of the columns that flags name: each a file, or a column of the rows.
+
+    Args:
+        split: directory of a dataset's split; None for files of tables or logs.
+        schema: schema of the model's tables; None for logs.
+        weights: a file or a column; `weight` is the schema's, if it has one.
+
+    Raises:
+        FileNotFoundError: neither a file nor a column of a dataset has that name.
+        ValueError: the schema names no time, or the rows are of a log.
+    """
+    given = {"groups": groups, "weights": weights}
+    names = {flag: name for flag, name in given.items() if name is not None}
+    files = {flag: Path(name) for flag, name in names.items() if Path(name).is_file()}
+    columns = {flag: name for flag, name in names.items() if flag not in files}
+    if split is not None:
+        files |= {f: _dataset_file(split, schema, f, name) for f, name in columns.items()}
+        if times:
+            files["times"] = split / "time.bin"
+            if not files["times"].is_file():
+                raise FileNotFoundError(
+                    f"--slices day: expected rows with a time, got {split}, whose schema names none"
+                )
+        return Columns(files)
+    for flag, name in columns.items():
+        if schema is None or os.sep in name:
+            raise FileNotFoundError(f"{name}: no such file (--{flag})")
+    if schema is None:
+        if times:
+            raise ValueError(
+                "--slices day: expected rows of a table with a time, got a log; rows of several "
+                "logs are sliced by file"
+            )
+        return Columns(files)
+    if times and schema.time is None:
+        raise ValueError(
+            "--slices day: expected rows with a time, but the schema of the model names none"
+        )
+    weight = columns.get("weights")
+    wanted = replace(
+        schema,
+        groups=(columns["groups"],) if "groups" in columns else (),
+        weight=schema.weight if weight == "weight" and schema.weight else weight,
+        time=schema.time if times else None,
+    )
+    return Columns(files, wanted)
+
+
+def _dataset_file(split: Path, schema: Schema | None, flag: str, name: str) -> Path:
+    """Returns the file of a dataset's column; the weights also have their name in the schema."""
+    if flag == "groups":
+        path = split / f"group_{name}.bin"
+    else:
+        is_weight = name == "weight" or (schema is not None and name == schema.weight)
+        path = split / ("weight.bin" if is_weight else "none")
+    if path.is_file():
+        return path
+    known = sorted(path.stem.removeprefix("group_") for path in split.glob(_FILES[flag]))
+    has = f"has {', '.join(known) or 'none'}" if split.is_dir() else "does not exist"
+    raise FileNotFoundError(f"--{flag} {name}: expected a file, or {flag} of {split}, which {has}")
+
+
+def collect(
+    models: Sequence[Predictor],
+    sources: Sequence[str],
+    fields: Sequence[str],
+    config: SourceConfig,
+    columns: Columns,
+    most_kept: int,
+) -> Collected:
+    """Reads and scores all rows.
+
+    Args:
+        models: the first one's transform interprets the rows; the others take the same rows.
+        sources: logs, CSVs or directories of datasets.
+        fields: names of the fields whose values are kept.
+        most_kept: maximum number of rows whose inputs are kept.
+
+    Raises:
+        ValueError: a row cannot be read or scored, rows have no labels, or the models do not take
+            the same rows; the message names the row or the field.
+    """
+    first = models[0]
+    places = _places_of(first, fields)
+    _check_same_columns(models)
+    transform = first.transform
+    shares, sample = shares_of(transform), Sample(most_kept)
+    lists: set[str] = set()
+    tables = slice(None) if transform is None else ~np.array(transform.of_ids, bool)
+
+    def take(block: SourceBlock) -> _Block:
+        if block.labels is None:
+            raise ValueError(f"{source}: expected rows with labels, got none (--label)")
+        logits = [model.logits_of(_inputs_of(model, first, block)) for model in models]
+        values = []
+        for name, place in places.items():
+            column, is_list = _values(first, block.inputs, place)
+            values.append(column.copy())
+            lists.update([name] * is_list)
+        sample.add(block.inputs, block.labels)
+        unknown = block.inputs.without_id()[:, tables].sum(1)
+        return _Block(logits, block.labels, unknown, values, block.extra or {})
+
+    blocks: list[_Block] = []
+    counts = []
+    for source in sources:
+        read = [*iter_scored_blocks(first, source, config, shares, take, columns.schema)]
+        counts.append(sum(len(block.labels) for block in read))
+        blocks += read
+    if not sum(counts):
+        raise ValueError(f"{', '.join(sources)}: expected rows, got none")
+    logits = tuple(map(np.concatenate, zip(*(block.logits for block in blocks), strict=True)))
+    values = map(np.concatenate, zip(*(block.fields for block in blocks), strict=True))
+    extra = {n: np.concatenate([block.extra[n] for block in blocks]) for n in blocks[0].extra}
+    weights, groups, times = _read_columns(columns.files, extra, sum(counts))
+    labels = np.concatenate([block.labels for block in blocks])
+    return Collected(
+        ScoredRows(logits, labels, weights, groups),
+        list(sources),
+        np.repeat(np.arange(len(sources), dtype=np.int32), counts),
+        dict(zip(fields, values, strict=True)),
+        lists,
+        None if transform is None else np.concatenate([block.unknown for block in blocks]),
+        times,
+        shares,
+        sample.rows(),
+    )
+
+
+def _places_of(model: Predictor, fields: Sequence[str]) -> dict[str, int]:
+    """Returns field name -> index among the numerical fields followed by the tables."""
+    names = [name for kind in field_names(model) for name in kind]
+    if unknown := [name for name in fields if name not in names]:
+        raise ValueError(
+            f"--slices {unknown[0]}: expected day, or a field of the model, one of "
+            f"{', '.join(names)}"
+        )
+    return {name: names.index(name) for name in fields}
+
+
+def _check_same_columns(models: Sequence[Predictor]) -> None:
+    first, *others = ([*field_names(model)[0], *field_names(model)[1]] for model in models)
+    for other, model in zip(others, models[1:], strict=True):
+        if other != first:
+            raise ValueError(
+                f"--against {model.path}: expected a model of the same columns, {first}, got "
+                f"{other}"
+            )
+
+
+def _inputs_of(model: Predictor, first: Predictor, block: SourceBlock) -> Inputs:
+    """Returns a model's inputs from a block that was read for the first model."""
+    if model is first or block.inputs_of is None:
+        return block.inputs
+    return block.inputs_of(model)
+
+
+def _values(model: Predictor, inputs: Inputs, field: int) -> tuple[np.ndarray, bool]:
+    """Returns values to divide rows by, `[rows]`, and whether these are numbers of ids."""
+    table = field - inputs.numerical.shape[1]
+    if table < 0:
+        return inputs.numerical[:, field], False
+    if inputs.lengths is None:
+        return inputs.ids[:, table], False
+    if model.transform is None or table in model.transform.longest:
+        return inputs.lengths[:, table], True
+    ends = np.cumsum(inputs.lengths, dtype=np.int64).reshape(inputs.lengths.shape)
+    return inputs.ids[ends[:, table] - 1], False
+
+
+def divisions(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
+    """Returns the divisions of rows: files, days, unknown values, and the fields of `--slices`."""
+    slices = []
+    if len(found.sources) > 1:
+        slices.append(("file", by_source(found.source, found.sources)))
+    if found.times is not None:
+        slices.append(("day (UTC)", by_day(found.times)))
+    if found.unknown is not None:
+        slices.append(("values without an id", by_unknown(found.unknown)))
+    _, categorical = field_names(model)
+    for name, values in found.fields.items():
+        if name in categorical and name not in found.lists:
+            slices.append((name, by_value(values, _value_names(model, categorical.index(name)))))
+        else:
+            shown = f"ids of {name}" if name in found.lists else name
+            slices.append((shown, by_decile(values.astype(np.float64))))
+    return slices
+
+
+def _value_names(model: Predictor, table: int) -> Callable[[int], str]:
+    transform = model.transform
+    return lambda number: transform.value(table, number) if transform else f"id {number}"
+
+
+def _read_columns(
+    files: Mapping[str, Path], extra: Mapping[str, np.ndarray], rows: int
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Returns weights, groups and times of rows, from files or the columns of tables."""
+    groups = next((extra[name] for name in extra if name.startswith("group_")), None)
+    weights, times = extra.get("weight"), extra.get("time")
+    if "groups" in files:
+        groups = read_groups(files["groups"], rows)
+    if "weights" in files:
+        weights = read_weights(files["weights"], rows)
+    if "times" in files:
+        times = _read(files["times"], rows, "--slices day:")
+    return weights, groups, times
+
+
+def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
+    """Reads a group for each row, as integers; texts are numbered alphabetically.
+
+    Args:
+        path: `.npy` of integers or texts, a text file with one group per line, or a dataset's file.
+
+    Raises:
+        ValueError: it has another number of rows, or no column of groups.
+    """
+    column = _read(path, rows, "--groups")
+    if column.dtype.kind in "iu":
+        return column
+    if column.dtype.kind != "U":
+        raise ValueError(f"--groups {path}: expected integers or texts, got {column.dtype}")
+    return np.unique(column, return_inverse=True)[1]
+
+
+def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
+    """Reads a weight for each row, float64.
+
+    Args:
+        path: `.npy` of numbers, a text file with one number per line, or a dataset's file.
+
+    Raises:
+        ValueError: it has another number of rows, a row that is not a number of 0 or more, or
+            weights that cannot be summed.
+    """
+    column = _read(path, rows, "--weights")
+    if column.dtype.kind == "U":
+        column = np.array([_number(text, row, path) for row, text in enumerate(column.tolist())])
+    if column.dtype.kind not in "iuf":
+        raise ValueError(f"--weights {path}: expected numbers, got {column.dtype}")
+    column = column.astype(np.float64)
+    try:
+        check_weights(column)
+    except ValueError as error:
+        raise ValueError(f"--weights {path}: {error}") from None
+    return column
+
+
+def _number(text: str, row: int, path: str | os.PathLike) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--weights {path}, row {row}: expected a number, got {text!r}") from None
+
+
+def _read(path: str | os.PathLike, rows: int, flag: str) -> np.ndarray:
+    path = Path(path)
+    if path.suffix == ".bin":
+        column = np.fromfile(path, _DTYPES.get(path.stem, _GROUP_DTYPE))
+    elif path.suffix == ".npy":
+        try:
+            column = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{flag} {path}: not a .npy file ({error})") from None
+    else:
+        try:
+            column = np.array(path.read_text(encoding="utf-8").splitlines(), str)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{flag} {path}: expected text in UTF-8, got the byte {error.object[error.start]} "
+                f"at {error.start}"
+            ) from None
+    if column.shape != (rows,):
+        got = f"{len(column):,}" if column.ndim == 1 else str(list(column.shape))
+        raise ValueError(f"{flag} {path}: expected one value for each of {rows:,} rows, got {got}")
+    return column

@@ -1,1 +1,0 @@
-"""Scores rows with a trained model: dlrm predict --checkpoint DIR ..."""

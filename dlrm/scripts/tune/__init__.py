@@ -1,1 +1,0 @@
-"""`dlrm tune`: searches settings of a training."""
