@@ -22,8 +22,9 @@ import torch
 
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.optim.config import OptimizerConfig
 
 _TABLES, _DIM = 26, 128
@@ -82,7 +83,7 @@ def measure(parameters: Parameters, folder: Path) -> dict[str, float]:
     result["save, stall of --async_checkpoint"] = seconds(lambda: background.save(*save))
     background.finish()
     result["disk reads"] = sum(seconds(read) for read in reads)  # from the page cache, as load
-    result["load, with its checksums"] = seconds(lambda: load_checkpoint(run.last(), parameters))
+    result["load, with its checksums"] = seconds(lambda: Checkpoint(run.last()).load(parameters))
     return result
 
 

@@ -31,10 +31,10 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.scripts.commands import COMMANDS
 from dlrm.scripts.simulate_logs.command import simulate
 from dlrm.scripts.simulate_logs.flags import Simulation
-from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]
@@ -222,7 +222,7 @@ def places(trained, days, tmp_path):
         "day2": trained.dataset,
         "day_6": trained.log,
         "day_7": trained.log,
-        "other_run": find_checkpoint(trained.checkpoint).parent,
+        "other_run": Checkpoint.open(trained.checkpoint).path.parent,
     }
 
 

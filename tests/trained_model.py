@@ -8,6 +8,7 @@ import forked
 import numpy as np
 from column_testing import fit_dictionary, text_column, transform_texts
 
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
@@ -15,7 +16,6 @@ from dlrm.data.sources.columns import read_hexadecimal
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoints.directory import find_checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}
@@ -102,7 +102,7 @@ def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
     Returns:
         The copy, and the first such row of the test split.
     """
-    copy = shutil.copytree(find_checkpoint(trained.checkpoint), directory / "overflowing")
+    copy = shutil.copytree(Checkpoint.open(trained.checkpoint).path, directory / "overflowing")
     for table in (0, 1):
         path = copy / "tables" / f"{table}.bin"
         rows = np.fromfile(path, np.float32).reshape(-1, 8)

@@ -24,8 +24,8 @@ from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.tasks.table_rows import changed_rows
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
 
 SCHEMA = {
     "label": "y",
@@ -262,7 +262,7 @@ def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two,
     extend(tmp_path / "2", tmp_path / "3")
     later = Transform.load(tmp_path / "3/transform")
     assert compare_transforms(checkpoint, tmp_path / "3", extended=True) is None
-    grown = changed_rows(read_saved(checkpoint), later.cardinalities)
+    grown = changed_rows(Checkpoint(checkpoint), later.cardinalities)
     assert [table.rows for table in grown.tables] == later.cardinalities
     prepare(TEXTS, [tmp_path / "rows3.parquet"], tmp_path / "alone")
     with pytest.raises(ValueError, match="expected the transform of .* with further values"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from compared_checkpoints import differing
+from dlrm.train.checkpoints.diff import statistics
 from nvidia_model import NvidiaModel, scored_by
 from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
@@ -18,10 +19,9 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint.description import describe, describe_run
 from dlrm.serving.loading import load_model
-from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
-from dlrm.train.checkpoints.diff import statistics
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
-from dlrm.train.checkpoints.saved_model import SavedRows, read_saved, write_saved
+from dlrm.train.checkpoints.state import Parameters
 
 checkpoint_tool = partial(forked.call, "dlrm.scripts.checkpoint")
 NATURAL, BY_SIZE, MAPPED = [0, 1, 2, 3], [1, 3, 0, 2], [3, 0, 2, 1]
@@ -68,7 +68,7 @@ def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None,
         {"step": 5, "auc": 0.7},
     ]
     progress = {"step": step, "best": {"auc": 0.75, "step": 4, "epoch": 1.5}, "history": history}
-    save_checkpoint(path, Parameters(model, model.embeddings.table_parameters()), saved, progress)
+    Checkpoint.save(path, Parameters(model, model.embeddings.table_parameters()), saved, progress)
     return model
 
 
@@ -121,7 +121,7 @@ def test_what_nvidia_saved_gives_the_same_logits_and_comes_back_bit_for_bit(
     write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
     ours = load_model(tmp_path / "ours")
     torch.testing.assert_close(ours(*inputs()), theirs(*inputs()))
-    write_nvidia(read_saved(tmp_path / "ours"), tmp_path / "back")
+    write_nvidia(Checkpoint(tmp_path / "ours"), tmp_path / "back")
     for file in sorted((tmp_path / "theirs").iterdir()):
         back = tmp_path / "back" / file.name
         if file.suffix == ".bin":
@@ -149,7 +149,7 @@ def test_ours_gives_nvidia_the_same_logits_and_comes_back_bit_for_bit(
     tmp_path, feature_order, order, interaction, padding, top
 ):
     model = save_ours(tmp_path / "ours", interaction=interaction, top=top)
-    saved = read_saved(tmp_path / "ours")
+    saved = Checkpoint(tmp_path / "ours")
     assert write_nvidia(saved, tmp_path / "theirs", feature_order, padding) == order
     kind = "cat" if interaction == "cat" else "dot"
     zeros = 1 if padding == "one" else 2
@@ -169,12 +169,12 @@ def test_what_nvidia_does_not_have_is_refused(tmp_path):
         "batch_norm": True,
         "ema_decay": 0.0,
     }.items():
-        saved = read_saved(tmp_path / "ours")
+        saved = Checkpoint(tmp_path / "ours")
         saved.config["flags"][name] = value
         with pytest.raises(ValueError, match=f"ours: --{name}"):
             write_nvidia(saved, tmp_path / "theirs")
     for part in ("numerical_embedding.edges", "interact.weights", "adapters.0"):
-        saved = read_saved(tmp_path / "ours")
+        saved = Checkpoint(tmp_path / "ours")
         saved.dense[part] = torch.zeros(1)
         with pytest.raises(ValueError, match=rf"expected a DLRM, .* {part.partition('.')[0]}"):
             write_nvidia(saved, tmp_path / "theirs")
@@ -415,7 +415,7 @@ def test_mistakes_end_with_2_and_a_line(tmp_path, monkeypatch, words, message):
 
 def test_other_models_can_be_looked_at_but_not_converted(tmp_path):
     other = torch.nn.Linear(3, 2)
-    save_checkpoint(tmp_path / "c", Parameters(other), {"flags": {"lr": 1.0}}, {"step": 2})
+    Checkpoint.save(tmp_path / "c", Parameters(other), {"flags": {"lr": 1.0}}, {"step": 2})
     assert "weight" in checkpoint_tool("inspect", tmp_path / "c").stdout
     refused = checkpoint_tool("convert", "--to=nvidia", "--output", tmp_path / "n", tmp_path / "c")
     assert refused.returncode == 2

@@ -12,8 +12,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import changed_rows
-from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -74,14 +73,14 @@ def trained(trainer, steps):
 
 
 def saved(trainer, path):
-    save_checkpoint(path, trainer.parameters, trainer.run, {"step": 4}, world=trainer.world)
-    return read_saved(path, check_crc=True)
+    Checkpoint.save(path, trainer.parameters, trainer.run, {"step": 4}, world=trainer.world)
+    return Checkpoint(path)
 
 
 def load_changed(path, trainer, sizes):
     changed = partial(changed_rows, table_sizes=sizes)
     parameters, world = trainer.parameters, trainer.world
-    return load_checkpoint(path, parameters, world=world, optimizers=True, adapted=changed)
+    return Checkpoint(path).load(parameters, world=world, optimizers=True, adapted=changed)
 
 
 def everything(trainer, path):
@@ -121,7 +120,7 @@ def shards_of(world, path, out):
     run = trainer_of(LARGE, world=world, placement="auto")
     assert not run.task.model.placement.is_whole
     load_changed(path, run, LARGE)
-    save_checkpoint(out, run.parameters, run.run, {}, world=world)
+    Checkpoint.save(out, run.parameters, run.run, {}, world=world)
 
 
 def test_grown_tables_are_split_as_others(tmp_path):
@@ -182,4 +181,4 @@ def test_hashed_ids_are_refused(tmp_path):
 def test_a_smaller_checkpoint_is_refused_with_what_makes_it_fit(tmp_path):
     saved(trainer_of(SMALL), tmp_path / "small")
     with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  --continue_from"):
-        load_checkpoint(tmp_path / "small", trainer_of(LARGE).parameters)
+        Checkpoint(tmp_path / "small").load(trainer_of(LARGE).parameters)

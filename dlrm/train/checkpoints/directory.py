@@ -11,21 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.distributed import World, agreed, from_first
-from dlrm.documents import brief, with_nan
-from dlrm.files import (
-    MANIFEST,
-    check_local,
-    make_directories,
-    tidy_leftovers,
-    write_atomically,
-)
+from dlrm.documents import brief, read_json, with_nan
+from dlrm.files import MANIFEST, check_local, make_directories, tidy_leftovers, write_atomically
 from dlrm.locks import in_use, new_suffix, remove_unused, sync
-from dlrm.manifest import read_sealed, sealed_json
-from dlrm.train.checkpoints.checkpoint import read_progress
-from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.manifest import read_manifest, read_sealed, sealed_json
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter
+from dlrm.train.checkpoints.writer import PROGRESS, CheckpointWriter
 
 _BEST = "best.json"
 
@@ -41,7 +32,6 @@ class CheckpointDirectory:
         saved: called on the first rank with the checkpoints that are kept, by step, when it is
             claimed and after each that is saved.
         inherited: returns further directories to copy into a checkpoint, when it is saved.
-        tensors: further files of tensors for each, see `CheckpointWriter`.
 
     Args:
         path: directory of the checkpoints; created.
@@ -259,6 +249,16 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
     return _checked_record(newest / PROGRESS, record) if record else {}
 
 
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """Returns the `progress` of a checkpoint, with NaN for metrics without a value.
+
+    Raises:
+        FileNotFoundError, ValueError: it is not complete, or the file is damaged.
+    """
+    read_manifest(checkpoint, "checkpoint", True, lambda file: file == PROGRESS)
+    return with_nan(read_json(checkpoint / PROGRESS))
+
+
 def step_directory(path: Path, step: float) -> Path:
     """Returns the path of a step's checkpoint in a run's directory."""
     return path / f"step-{int(step):09d}"
@@ -297,30 +297,20 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
     return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
 
 
-@contextmanager
-def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
-    """Yields the result of `find_checkpoint`, which is not pruned within the block."""
-    while True:
-        found = find_checkpoint(path, newest)
-        with in_use(found) as stays:
-            if stays:
-                yield found
-                return
+# Names of before, until their callers use `Checkpoint`.
 
 
 def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
-    """Returns the checkpoint at `path`, or the best, or else the last one, of a run's directory.
+    """Returns the path of `Checkpoint.open`."""
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
 
-    A directory that NVIDIA's program saved is a checkpoint.
+    return Checkpoint.open(path, newest).path
 
-    Args:
-        path: a checkpoint, or a run's directory.
-        newest: the last one of a run's directory, even if another is the best.
-    """
-    path = Path(path)
-    if (path / MANIFEST).exists() or is_nvidia(path):
-        return path
-    found = (None if newest else best_checkpoint(path)) or last_checkpoint(path)
-    if found is None:
-        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
-    return found
+
+@contextmanager
+def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
+    """Yields the path of `Checkpoint.held`."""
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
+
+    with Checkpoint.held(path, newest) as found:
+        yield found.path
