@@ -31,10 +31,10 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.scripts.commands import COMMANDS
 from dlrm.scripts.simulate_logs.command import simulate
 from dlrm.scripts.simulate_logs.flags import Simulation
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]

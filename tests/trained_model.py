@@ -8,7 +8,6 @@ import forked
 import numpy as np
 from column_testing import fit_dictionary, text_column, transform_texts
 
-from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
@@ -16,6 +15,7 @@ from dlrm.data.sources.columns import read_hexadecimal
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}

@@ -197,17 +197,16 @@ def describe(
     if check_crc and saved.format == "nvidia":
         raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
     saved.verify(lambda name: check_crc or weights or not name.startswith("tables/"))
-    flags, tables = saved.config["flags"], []
+    flags, tables, dense = saved.config["flags"], [], {}
     for table, state in zip(saved.tables, saved.table_state, strict=True):
         of_state = {name: 4 * rows.rows * rows.dim for name, rows in state.items()}
         size = {"bytes": 4 * table.rows * table.dim, "state": of_state}
         found = statistics(block for _, block in table.blocks()) if weights else {}
         tables.append({"rows": table.rows, "dim": table.dim, **size, **found})
-    dense = {}
     for name, tensor in sorted(saved.dense.items()):
         values = tensor.float().numpy().reshape(len(tensor) if tensor.ndim else 1, -1)
         dense[name] = {"shape": [*tensor.shape], **(statistics([values]) if weights else {})}
-    first = dense.get("bottom_mlp.0.weight", {}).get("shape")
+    first = saved.dense.get("bottom_mlp.0.weight")
     return {
         "path": str(saved.path),
         "format": saved.format,
@@ -216,7 +215,7 @@ def describe(
         **_progress(saved),
         "dlrm_version": saved.config.get("dlrm_version"),
         "architecture": {
-            "num_numerical_features": first and first[1],
+            "num_numerical_features": None if first is None else first.shape[1],
             **{name: flags[name] for name in ARCHITECTURE if name in flags},
         },
         "notes": saved.notes,

@@ -21,7 +21,7 @@ import dlrm
 from dlrm.data.clicks.batch import Batch, ClickDataset, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
-from dlrm.scripts.checkpoint.description import describe_run
+from dlrm.scripts.checkpoint import describe_run
 from dlrm.session import session
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ def check_left(run, every_step):
     last = last_checkpoint(run)
     if last is None:
         assert best_checkpoint(run) is None
-        for reader in (find_checkpoint, describe_run, dlrm.load):
+        for reader in (Checkpoint.open, describe_run, dlrm.load):
             try:
                 raise AssertionError(f"{reader.__name__} found {reader(Path(run))}")
             except FileNotFoundError:

@@ -16,7 +16,7 @@ from dlrm.serving.network.recalibration import (
     write_recalibrated,
 )
 from dlrm.train.checkpoints.checkpoint import Checkpoint
-from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
+from dlrm.train.checkpoints.nvidia import write_nvidia
 
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
 COMMANDS = {
@@ -45,7 +45,7 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
     saved = Checkpoint.open(trained.checkpoint)
     write_nvidia(saved, tmp_path / "theirs")
     shutil.rmtree(tmp_path / "theirs" / "transform")  # NVIDIA's program saves none
-    write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
+    Checkpoint(tmp_path / "theirs").copy(tmp_path / "ours")
     aucs = []
     for form in ("theirs", "ours"):
         known = [f"--checkpoint={tmp_path / form}", f"--dataset={trained.dataset}"]
@@ -95,7 +95,8 @@ def predict(trained, source, output, *flags):
 
 def test_predict_refuses_it_as_input_and_as_dataset(trained, other_ids, tmp_path):
     output = tmp_path / "scores.npy"
-    named = f"error: {other_ids}: its transform is not that of {Checkpoint.open(trained.checkpoint).path}"
+    path = Checkpoint.open(trained.checkpoint).path
+    named = f"error: {other_ids}: its transform is not that of {path}"
     for source, flags in (
         (other_ids, []),
         (trained.log, [f"--dataset={other_ids}"]),

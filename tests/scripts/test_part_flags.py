@@ -8,7 +8,7 @@ import torch
 from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts.checkpoint.description import describe
+from dlrm.scripts.checkpoint import describe
 from dlrm.serving.loading import load
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS

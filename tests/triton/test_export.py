@@ -17,7 +17,6 @@ import trained_model
 from triton_testing import PLATFORMS, config_of
 
 import dlrm
-from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources import native
@@ -27,6 +26,7 @@ from dlrm.manifest import write_manifest
 from dlrm.serving.network import platforms
 from dlrm.serving.server.names import KIND
 from dlrm.serving.server.scorer import Scorer
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 
 pytestmark = pytest.mark.long

@@ -11,6 +11,7 @@ from dlrm.distributed import World
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
+from dlrm.scripts.checkpoint import describe
 from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.state import Parameters
@@ -91,9 +92,9 @@ def test_tables_of_either_dtype_read_those_of_the_other(tmp_path, writer, reader
     torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids), **rounding)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 6, 1 << 16])
-def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, rows_at_once):
-    monkeypatch.setattr("dlrm.train.checkpoints.checkpoint._ROWS_AT_ONCE", rows_at_once)
+@pytest.mark.parametrize("block_bytes", [1, 96, 1 << 24])
+def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr("dlrm.train.checkpoints.tables.BLOCK_BYTES", block_bytes)
     saved = parameters(**BF16)
     Checkpoint.save(tmp_path / "c", saved, {"flags": {}}, {})
     raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
@@ -167,7 +168,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, 
     run = CheckpointDirectory(tmp_path / "run")
     run.save(1, parameters(), {"flags": {}}, {"step": 1})
     monkeypatch.setattr(
-        "dlrm.train.checkpoints.description.write_manifest",
+        "dlrm.train.checkpoints.writer.write_manifest",
         lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
     )
     with pytest.raises(OSError, match="No space left on device: .*step-000000002"):
@@ -225,7 +226,7 @@ def test_a_damaged_note_of_the_best_is_named(tmp_path, content):
     CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(ValueError, match="best.json"):
-        Checkpoint.open(tmp_path).path
+        Checkpoint.open(tmp_path)
 
 
 def test_other_optimizers_are_refused_and_nothing_is_changed(tmp_path):
@@ -239,7 +240,7 @@ def test_other_optimizers_are_refused_and_nothing_is_changed(tmp_path):
 
 def test_a_directory_without_checkpoints_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
-        Checkpoint.open(tmp_path).path
+        Checkpoint.open(tmp_path)
     assert not any(tmp_path.iterdir())
 
 
@@ -268,7 +269,7 @@ def neither_reads(checkpoint, message):
     with pytest.raises(ValueError, match=message):
         Checkpoint(checkpoint).load(parameters(trained=False), resume=True)
     with pytest.raises(ValueError, match=message):
-        Checkpoint(checkpoint)
+        describe(checkpoint)
 
 
 def header(text, data=b""):

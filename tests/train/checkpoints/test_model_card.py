@@ -27,7 +27,7 @@ def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained,
     assert (names["scores"] == dlrm.load(checkpoint).predict(names["rows"])).all()
     commands = re.findall(r"^dlrm (\w+) --checkpoint THIS_DIRECTORY", card, re.MULTILINE)
     assert commands == ["predict", "evaluate"]
-    write_saved(Checkpoint(checkpoint), tmp_path / "copy")
+    Checkpoint(checkpoint).copy(tmp_path / "copy")
     assert "model.predict(rows)" in (tmp_path / "copy" / MODEL_CARD).read_text()
 
 
