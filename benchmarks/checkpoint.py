@@ -39,9 +39,9 @@ def seconds(work: Callable[[], object]) -> float:
 def write_plainly(parameters: Parameters, directory: Path) -> None:
     """Writes the tables' bytes alone, the least that a disk takes for a checkpoint."""
     directory.mkdir()
-    for table, weight, begin, end, _ in parameters.table_parts():
+    for table, weight, own, _ in parameters.table_parts():
         with open(directory / str(table), "wb", buffering=0) as file:
-            data = weight[begin:end].detach().numpy().data.cast("B")
+            data = weight[own].detach().numpy().data.cast("B")
             while len(data):
                 data = data[file.write(data) :]
             os.fsync(file.fileno())

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import jinja2  # noqa: F401  # here, as forks would take a second to import it
 
 from dlrm.files import MANIFEST, atomic_directory
+from dlrm.scripts import daily as command
 from dlrm.scripts.common.steps import StepError
-from dlrm.scripts.daily import command
-from dlrm.scripts.daily.__main__ import main
+from dlrm.scripts.daily import main
 
 CLICKS = {"no": 0, "yes": 10}  # by the content of a day's file; 3 of others
 

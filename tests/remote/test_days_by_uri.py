@@ -3,7 +3,7 @@
 import daily_steps
 
 from dlrm.remote.store import open_store
-from dlrm.scripts.daily import command
+from dlrm.scripts import daily as command
 
 
 def test_days_at_a_uri_are_fetched_and_learned(store_uri, tmp_path, monkeypatch, capsys):

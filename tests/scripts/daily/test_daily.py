@@ -16,8 +16,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from test_documented_commands import MODEL
 
 from dlrm.locks import try_lock
+from dlrm.scripts import daily as command
 from dlrm.scripts.commands import COMMANDS, run
-from dlrm.scripts.daily import command
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 
