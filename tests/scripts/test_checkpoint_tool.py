@@ -143,7 +143,7 @@ def test_what_nvidia_saved_gives_the_same_logits_and_comes_back_bit_for_bit(
     [("cuda_dot", "one", (1,)), ("dot", "multiple_of_8", (16, 5, 1)), ("cat", "one", (16, 5, 1))],
 )
 @pytest.mark.parametrize(
-    ("feature_order", "order"), [("natural", NATURAL), ("size_sorted", BY_SIZE)]
+    ("feature_order", "order"), [("natural", NATURAL), ("size_sorted", BY_SIZE), (None, BY_SIZE)]
 )
 def test_ours_gives_nvidia_the_same_logits_and_comes_back_bit_for_bit(
     tmp_path, feature_order, order, interaction, padding, top

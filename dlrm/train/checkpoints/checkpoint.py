@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
-from dlrm.documents import brief, read_json, with_nan
+from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
 from dlrm.locks import in_use
 from dlrm.manifest import check_files, files_of, read_manifest
 from dlrm.ops import split_float32
 from dlrm.remote.cache import origin_of
-from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
+from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
 from dlrm.train.checkpoints.nvidia import NvidiaModel, is_nvidia, read_nvidia
 from dlrm.train.checkpoints.state import (
     INTEGER,
@@ -48,7 +48,7 @@ from dlrm.train.checkpoints.state import (
     set_random_state,
 )
 from dlrm.train.checkpoints.tables import SavedRows
-from dlrm.train.checkpoints.writer import CONFIG, PROGRESS, CheckpointWriter, Content, CopiedFile
+from dlrm.train.checkpoints.writer import CONFIG, CheckpointWriter, Content, CopiedFile
 
 
 class Checkpoint:
@@ -146,8 +146,7 @@ class Checkpoint:
         """The state of the run, "step", "best", "history"; metrics without a value are NaN."""
         if self._nvidia is not None:
             return self._nvidia.progress
-        self.verify(lambda name: name == PROGRESS)
-        return with_nan(read_json(self.path / PROGRESS))
+        return read_progress(self.path)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -523,11 +522,6 @@ Adapted = partial
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     """Returns the `config` of a checkpoint."""
     return Checkpoint(directory).config
-
-
-def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `progress` of a checkpoint."""
-    return Checkpoint(directory).progress
 
 
 def averaged(parameters: Parameters) -> Parameters:

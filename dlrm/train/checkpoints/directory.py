@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import brief, read_json, with_nan
@@ -19,6 +19,7 @@ from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import PROGRESS, CheckpointWriter
 
 _BEST = "best.json"
+_Found = TypeVar("_Found")
 
 
 class CheckpointDirectory:
@@ -99,15 +100,9 @@ class CheckpointDirectory:
         self.finish()
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
-            self._writer = CheckpointWriter(
-                target,
-                parameters,
-                config,
-                progress,
-                [*([self.attached] if self.attached else []), *self.inherited()],
-                self.world,
-                self._in_background,
-            )
+            attached = [*([self.attached] if self.attached else []), *self.inherited()]
+            described, background = (config, progress, attached), self._in_background
+            self._writer = CheckpointWriter(target, parameters, *described, self.world, background)
         if not self._in_background:
             self.finish()
 
@@ -129,8 +124,11 @@ class CheckpointDirectory:
             if self.world.rank == 0:
                 if self._new_best is not None:
                     _write_pointer(self.path, self._new_best)
-                self._prune()
-                self.saved(self._kept())
+                kept = self._kept()
+                for old in all_checkpoints(self.path):
+                    if old not in kept:
+                        remove_unused(old)
+                self.saved(kept)
         self._new_best = None
 
     def mark_best(self, record: dict[str, float]) -> None:
@@ -141,34 +139,27 @@ class CheckpointDirectory:
 
     def last(self) -> Path | None:
         """Returns the newest checkpoint, or None."""
-        return self._named(last_checkpoint(self.path) if self.world.rank == 0 else None)
+        found = self._by_first(last_checkpoint)
+        return found and self.path / found.name  # the first rank may mount it elsewhere
 
     def best(self) -> Path | None:
         """Returns the best checkpoint, or None if none was marked."""
-        with agreed(self.world, ValueError, OSError):
-            found = best_checkpoint(self.path) if self.world.rank == 0 else None
-        return self._named(found)
-
-    def _named(self, found: Path | None) -> Path | None:
-        name = from_first(found and found.name, self.world)
-        return self.path / name if name else None
+        found = self._by_first(best_checkpoint)
+        return found and self.path / found.name
 
     def best_record(self) -> dict[str, float]:
         """Returns the record of the best checkpoint; see `best_record`."""
+        return self._by_first(best_record) or {}
+
+    def _by_first(self, read: Callable[[Path], _Found]) -> _Found | None:
         with agreed(self.world, ValueError, OSError):
-            record = best_record(self.path) if self.world.rank == 0 else {}
-        return from_first(record, self.world)
+            found = read(self.path) if self.world.rank == 0 else None
+        return from_first(found, self.world)
 
     def _kept(self) -> list[Path]:
         """Returns the checkpoints that are not to be pruned."""
         best, found = best_checkpoint(self.path), all_checkpoints(self.path)
         return [one for one in found if one == best or one in found[-self.keep :]]
-
-    def _prune(self) -> None:
-        kept = self._kept()
-        for old in all_checkpoints(self.path):
-            if old not in kept:
-                remove_unused(old)
 
 
 def _check_shared(path: Path, world: World) -> None:

@@ -97,7 +97,9 @@ def read_results(checkpoint: Path) -> dict[str, Any]:
     run's best checkpoint only. Without a readable checkpoint the result is empty.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        if _RESULTS in Checkpoint(checkpoint).manifest["files"]:
+        saved = Checkpoint(checkpoint)
+        if _RESULTS in saved.manifest["files"]:
+            saved.verify(lambda name: name == _RESULTS)
             return with_nan(read_json(checkpoint / _RESULTS))
         run = read_run(checkpoint)
         is_best = best_checkpoint(checkpoint.parent) == checkpoint
