@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dlrm.command_line import say, say_error
-from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.documents import read_json
@@ -182,6 +181,8 @@ class _Learner:
             ValueError, FileExistsError: the day is refused.
             StepError: a command failed.
         """
+        from dlrm.data.clicks.feature_spec import FeatureSpec
+
         folder = self._folder / name
         before = self._folder / self.days[-1]["name"] if self.days else None
         self._begin(folder, path)

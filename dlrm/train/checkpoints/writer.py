@@ -198,18 +198,10 @@ class _Rows:
                 block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
             yield begin, block.cpu().numpy()
 
-    def write_piece(self, path: Path) -> None:
-        """Writes the rows at their place in the file, by a memory map."""
-        shape = self.piece.shape[: self.rows.ndim]
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            # Reserve space first: on a full disk, writing to a memory map crashes the process.
-            os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
-            whole = np.memmap(file, np.float32, "r+", shape=shape)
-            target = whole[slice(*self.piece.rows)]
-            for begin, block in self.blocks():
-                target[begin : begin + len(block)] = block
-            whole.flush()
-            os.fsync(file.fileno())
+    @property
+    def place(self) -> int:
+        """The byte of the file at which the rows begin."""
+        return 4 * self.piece.rows[0] * math.prod(self.rows.shape[1:])
 
 
 def _write(path: Path, content: Content) -> str | None:
@@ -223,18 +215,20 @@ def _write(path: Path, content: Content) -> str | None:
             return content.checksum
         elif isinstance(content, Mapping):
             write_tensors(content, path)
-        elif isinstance(content, _Rows) and not content.piece.is_whole:
-            content.write_piece(path)
-            return None
+        elif isinstance(content, SavedRows):
+            return _write_blocks(path, content.blocks())
         else:
-            return _write_rows(path, content)
+            sums = _write_blocks(path, content.blocks(), content.place)
+            return sums if content.piece.is_whole else None
         return checksum(path)
 
 
-def _write_rows(path: Path, content: _Rows | SavedRows) -> str:
+def _write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: int = 0) -> str:
+    """Writes blocks of rows from a place in the file on; returns their checksum."""
     sums = Checksum()
-    with open(path, "wb", buffering=0) as file:
-        for _, block in content.blocks():
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+        file.seek(place)
+        for _, block in blocks:
             data = block.data.cast("B")
             sums.update(data)
             while len(data):
