@@ -10,6 +10,7 @@ some megabytes at a time, and no code in a file is run.
 The exit code is 0, or 2 after an error, which is printed.
 """
 
+import importlib
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from dlrm.command_line import importing, say, text_of
 from dlrm.documents import json_text, printable
 from dlrm.files import MANIFEST
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.locks import in_use
 from dlrm.settings import REQUIRED, check_settings, setting
 
 if TYPE_CHECKING:
@@ -89,14 +91,16 @@ def _run(values: Values) -> int:
     for other in values.given - {"command", "directory", *flags}:
         raise ValueError(f"--{other}: means nothing to {own.command}")
     with importing():
-        import dlrm.train.checkpoints.checkpoint  # noqa: F401  # and torch, which takes seconds
+        importlib.import_module("dlrm.train.checkpoints.checkpoint")  # and torch
     act(own)
     return 0
 
 
 def _inspect(own: CheckpointConfig) -> None:
+    from dlrm.train.checkpoints.nvidia import is_nvidia
+
     path = own.directory
-    if path.is_dir() and not _is_checkpoint(path):
+    if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
         found = describe_run(path, own.check)
         lines = _lines_of_run(found)
     else:
@@ -104,12 +108,6 @@ def _inspect(own: CheckpointConfig) -> None:
         lines = _lines_of_checkpoint(found)
     text = "\n".join(map(printable, lines))
     print(json_text(found, indent=2) if own.json else text)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    from dlrm.train.checkpoints.nvidia import is_nvidia
-
-    return is_nvidia(path) or (path / MANIFEST).exists()
 
 
 def _convert(own: CheckpointConfig) -> None:
@@ -155,7 +153,6 @@ def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: there is no checkpoint, or one is damaged.
     """
-    from dlrm.locks import in_use
     from dlrm.train.checkpoints import directory
     from dlrm.train.checkpoints.checkpoint import Checkpoint
 

@@ -156,11 +156,11 @@ def _read_results(path: Path, metrics: tuple[str, ...]) -> _Results:
     return results
 
 
-def _write_results(path: Path, known: _Results) -> None:
-    values = list(dict.fromkeys(name for row in known.values() for name in row))
+def _write_results(path: Path, table: _Results) -> None:
+    values = list(dict.fromkeys(name for row in table.values() for name in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*_NAMES, *values], restval="nan")
     writer.writeheader()
-    for key, row in known.items():
+    for key, row in table.items():
         writer.writerow({**dict(zip(_NAMES, key, strict=True)), **row})
     write_atomically(path, text.getvalue())

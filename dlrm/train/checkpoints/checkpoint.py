@@ -253,12 +253,9 @@ class Checkpoint:
             self._check_architecture(expected, tables, own)
             if finite:
                 self._check_finite(parts, tables)
-            kinds, known = (
-                [type(one).__name__ for one in into.optimizers],
-                self.config["optimizers"],
-            )
-            if with_state and (kinds != known if own or world.size == 1 else {*kinds} - {*known}):
-                raise ValueError(f"{self.path}: of the optimizers {known}, here {kinds}")
+            here, saved = [type(one).__name__ for one in into.optimizers], self.config["optimizers"]
+            if with_state and (here != saved if own or world.size == 1 else {*here} - {*saved}):
+                raise ValueError(f"{self.path}: of the optimizers {saved}, here {here}")
             average = self.average if into.average else {}
             state = self.optimizer if with_state else {}
         with torch.no_grad():

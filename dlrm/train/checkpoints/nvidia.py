@@ -142,7 +142,7 @@ def write_nvidia(
     """
     flags, record = saved.config["flags"], saved.config.get(_RECORD, {})
     interaction = flags.get("interaction_op", "cuda_dot")
-    _check_known(saved, interaction)
+    _check_supported(saved, interaction)
     rows, dim = [table.rows for table in saved.tables], saved.tables[0].dim
     order = None if feature_order else record.get("feature_order")
     order = order or _sorted_by(rows, feature_order or SIZE_SORTED)
@@ -183,7 +183,7 @@ def write_nvidia(
     return order
 
 
-def _check_known(saved: "Checkpoint", interaction: str) -> None:
+def _check_supported(saved: "Checkpoint", interaction: str) -> None:
     """Raises ValueError unless NVIDIA's code has such a model."""
     parts = {name.split(".")[0] for name in saved.dense}
     if not saved.tables or parts | {"top_mlp"} != {"bottom_mlp", "top_mlp", "output"}:

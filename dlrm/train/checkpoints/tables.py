@@ -63,12 +63,12 @@ class SavedRows:
             place = 4 * first * self.dim
             return map_file(self.path, np.float32, (count, self.dim), place, private=True)
         rows = np.zeros((count, self.dim), np.float32)
-        known = max(stored - first, 0)
-        if known:
-            rows[:known] = self.part(first, known)
+        num_read = max(stored - first, 0)
+        if num_read:
+            rows[:num_read] = self.part(first, num_read)
         if self.added is not None:
-            after = first + known - stored
-            rows[known:] = self._added[after : after + count - known]
+            after = first + num_read - stored
+            rows[num_read:] = self._added[after : after + count - num_read]
         return rows
 
     @cached_property
