@@ -161,8 +161,10 @@ def inputs_of_rows(model, rows):
 
 def test_rows_may_be_added_to_a_shared_table(model, tmp_path):
     saved = Checkpoint(model.path)
-    larger = DLRM(replace(model.network_config, table_sizes=(40, 21)))
-    saved.load(Parameters(larger, larger.table_parameters()), table_sizes=(40, 21))
+    config, rows = model.network_config, [40, 21]
+    sizes = tuple(rows[table] for table in config.field_tables)
+    larger = DLRM(replace(config, table_sizes=sizes))
+    saved.load(Parameters(larger, larger.table_parameters()), table_sizes=rows)
     for name in [name for name in saved.dense if name.startswith("attention")]:
         del saved.dense[name]
     with pytest.raises(ValueError, match="NVIDIA's code does not have"):
