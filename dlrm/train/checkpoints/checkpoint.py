@@ -24,6 +24,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ from dlrm.remote.cache import origin_of
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
 from dlrm.train.checkpoints.nvidia import NvidiaModel, is_nvidia, read_nvidia
 from dlrm.train.checkpoints.state import (
-    INTEGER,
     Parameters,
     TablePart,
     random_state_file,
@@ -344,7 +344,7 @@ class Checkpoint:
         for part in parts:
             rows = tables[part.table]
             for first, block in rows.blocks(*part.piece.rows):
-                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), first)
+                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), (first, 0))
 
     def _load_optimizers(
         self,
@@ -365,13 +365,9 @@ class Checkpoint:
                     "a weight of the model"
                 )
             weight = weights[parameter]
-            state = states[id(weight)]
-            if key.endswith(INTEGER):
-                state[key.removesuffix(INTEGER)] = int(value)
-            else:
-                state[key] = value.to(weight.device)
-                if value.shape == weight.shape:  # torch's fused optimizers need its strides
-                    state[key] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+            if value.shape == weight.shape:  # torch's fused optimizers need its strides
+                value = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+            states[id(weight)][key] = value.to(weight.device)
         for part in into.table_parts():
             state = states[id(part.weight)]
             for key, rows in of_rows[part.table].items():
@@ -380,10 +376,7 @@ class Checkpoint:
                     state[key] = like
                 _read_rows(rows, part, state[key][part.rows])
             for key, number in self.config["tables"][part.table].get("scalars", {}).items():
-                if isinstance(state.get(key), Tensor):
-                    state[key].fill_(number)
-                else:
-                    state[key] = number if isinstance(number, int) else torch.tensor(number)
+                state.setdefault(key, torch.zeros(())).fill_(number)
 
     @staticmethod
     def save(
@@ -456,12 +449,14 @@ def _shape(tensor: Tensor) -> list[Any]:
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
-def _refuse_not_finite(what: str, values: Tensor, first_row: int | None = None) -> None:
+def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
     if not values.is_floating_point() or values.sum().isfinite():
         return  # a sum is fast, and finite if all values are, except very large ones
     for place in (~values.isfinite()).nonzero().tolist():
-        got = values[tuple(place)].item()
-        shown = place if first_row is None else [place[0] + first_row, *place[1:]]
+        shown, got = (
+            [*map(sum, zip_longest(place, first, fillvalue=0))],
+            values[tuple(place)].item(),
+        )
         raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
 
 
@@ -486,30 +481,25 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
     path = Path(directory, CONFIG)
     sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
     config = sections | read_json(path)
-    for name, kind in ((name, type(empty)) for name, empty in sections.items()):
-        if not isinstance(config[name], kind):
-            expected = "a map" if kind is dict else "a list"
+    for name, empty in sections.items():
+        if not isinstance(config[name], type(empty)):
+            expected = "a map" if isinstance(empty, dict) else "a list"
             raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
     for index, table in enumerate(config["tables"]):
-        if not _is_table(table):
+        try:
+            state, numbers = table["state"], [table["rows"], table["dim"]]
+            scalars = [*table.get("scalars", {}).values()]
+            is_table = all(type(n) is int and n >= 0 for n in numbers)
+            is_table &= all(type(n) in (int, float) for n in scalars)
+            is_table &= all(name.isidentifier() for name in state)  # part of a file's name
+        except (KeyError, TypeError, AttributeError):
+            is_table = False
+        if not is_table:
             raise ValueError(
                 f"{path}: tables: entry {index}: expected rows, dim and the names of its state, "
                 f"got {brief(table)}"
             )
     return config
-
-
-def _is_table(table: Any) -> bool:
-    if not isinstance(table, dict) or not isinstance(table.get("state"), list):
-        return False
-    counts = (table.get("rows"), table.get("dim"))
-    numbers = table.get("scalars", {})
-    return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(name, str) and name.isidentifier() for name in table["state"])
-        and isinstance(numbers, dict)
-        and all(type(number) in (int, float) for number in numbers.values())
-    )
 
 
 # Names of before, until their callers use `Checkpoint`.

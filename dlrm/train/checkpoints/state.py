@@ -18,7 +18,6 @@ from dlrm.distributed.placement import Piece
 from dlrm.documents import brief
 
 _LOW = "_low"  # suffix of the name of a buffer of lower halves
-INTEGER = ":int"  # marks state that is a Python integer, not a tensor
 
 
 class TablePart(NamedTuple):
@@ -103,23 +102,20 @@ class Parameters:
             for the parameters that hold tables; "parameter/name" -> tensor, for the others.
         """
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        tables = {id(parameter) for parameter, _ in self.tables}
-        rows: dict[int, dict[str, Tensor]] = {}
-        scalars: dict[int, dict[str, float]] = {}
+        rows: dict[int, dict[str, Tensor]] = {id(parameter): {} for parameter, _ in self.tables}
+        scalars: dict[int, dict[str, float]] = {key: {} for key in rows}
         others = {}
         for weight, optimizer in self.optimizer_of():
-            key, in_table = id(weight), id(weight) in tables
+            key = id(weight)
             for name, value in optimizer.state.get(weight, {}).items():
-                if not isinstance(value, Tensor | int):
+                if not isinstance(value, Tensor):
                     continue
-                if not in_table:
-                    mark = "" if isinstance(value, Tensor) else INTEGER
-                    others[f"{names[key]}/{name}{mark}"] = torch.as_tensor(value)
-                elif isinstance(value, Tensor) and value.ndim:
-                    rows.setdefault(key, {})[name] = value
+                if key not in rows:
+                    others[f"{names[key]}/{name}"] = value
+                elif value.ndim:
+                    rows[key][name] = value
                 else:
-                    number = value.item() if isinstance(value, Tensor) else value
-                    scalars.setdefault(key, {})[name] = number
+                    scalars[key][name] = value.item()
         return rows, scalars, others
 
 

@@ -40,12 +40,7 @@ Content: TypeAlias = "_Rows | SavedRows | Mapping[str, Tensor] | CopiedFile | st
 
 
 class _Written(NamedTuple):
-    """The part of a rank.
-
-    Attributes:
-        checksums: of its files that are whole, by name.
-        tables: entries of `config.json`, by table.
-    """
+    """The part of a rank: checksums of its whole files by name, and entries of `config.json`."""
 
     checksums: dict[str, str]
     tables: dict[int, dict[str, Any]]
@@ -131,10 +126,9 @@ class CheckpointWriter:
         low = parameters.lower_halves()
         files: list[tuple[str, Content]] = []
         for number, weight, own, piece in parameters.table_parts():
-            state = by_row.get(id(weight), {})
-            rows, dim = piece.shape
+            state, (rows, dim) = by_row[id(weight)], piece.shape
             self._tables[number] = {"rows": rows, "dim": dim, "state": list(state)}
-            if numbers := scalars.get(id(weight)):
+            if numbers := scalars[id(weight)]:
                 self._tables[number]["scalars"] = numbers
             rest = self._snapshot(low[id(weight)][own]) if id(weight) in low else None
             files.append((f"tables/{number}.bin", _Rows(self._snapshot(weight[own]), rest, piece)))
