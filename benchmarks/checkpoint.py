@@ -22,8 +22,9 @@ import torch
 
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.optim.config import OptimizerConfig
 
 _TABLES, _DIM = 26, 128
@@ -38,9 +39,9 @@ def seconds(work: Callable[[], object]) -> float:
 def write_plainly(parameters: Parameters, directory: Path) -> None:
     """Writes the tables' bytes alone, the least that a disk takes for a checkpoint."""
     directory.mkdir()
-    for table, weight, begin, end, _ in parameters.table_parts():
+    for table, weight, own, _ in parameters.table_parts():
         with open(directory / str(table), "wb", buffering=0) as file:
-            data = weight[begin:end].detach().numpy().data.cast("B")
+            data = weight[own].detach().numpy().data.cast("B")
             while len(data):
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
@@ -82,7 +83,7 @@ def measure(parameters: Parameters, folder: Path) -> dict[str, float]:
     result["save, stall of --async_checkpoint"] = seconds(lambda: background.save(*save))
     background.finish()
     result["disk reads"] = sum(seconds(read) for read in reads)  # from the page cache, as load
-    result["load, with its checksums"] = seconds(lambda: load_checkpoint(run.last(), parameters))
+    result["load, with its checksums"] = seconds(lambda: Checkpoint(run.last()).load(parameters))
     return result
 
 

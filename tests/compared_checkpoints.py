@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dlrm.scripts.checkpoint.description import open_any
-from dlrm.train.checkpoints.saved_model import SavedRows
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.tables import SavedRows
 
 
 def weights_of(saved, with_state=True):
@@ -21,14 +21,13 @@ def weights_of(saved, with_state=True):
 
 def differing(one, other, *, with_state=True, feature_order=None):
     """Returns the names of the weights, and of the state of optimizers, that differ."""
-    left, right = (weights_of(open_any(path, feature_order), with_state) for path in (one, other))
+    left, right = (weights_of(Checkpoint(path, feature_order), with_state) for path in (one, other))
     common = {name for name in left.keys() & right.keys() if equal(left[name], right[name])}
     return (left.keys() | right.keys()) - common
 
 
 def equal(one, other):
     values = (
-        np.concatenate([*side.blocks()]) if isinstance(side, SavedRows) else side
-        for side in (one, other)
+        side.part(0, side.rows) if isinstance(side, SavedRows) else side for side in (one, other)
     )
     return np.array_equal(*values, equal_nan=True)

@@ -2,13 +2,14 @@
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import jinja2  # noqa: F401  # here, as forks would take a second to import it
 
+from dlrm.data.clicks import feature_spec
 from dlrm.files import MANIFEST, atomic_directory
+from dlrm.scripts import daily as command
 from dlrm.scripts.common.steps import StepError
-from dlrm.scripts.daily import command
-from dlrm.scripts.daily.__main__ import main
 
 CLICKS = {"no": 0, "yes": 10}  # by the content of a day's file; 3 of others
 
@@ -17,11 +18,11 @@ def daily(folder, *flags):
     """Runs the command on folder/logs; returns its exit code."""
     (folder / "schema.yaml").write_text("label: click\nnumerical: [price]\n")
     (folder / "small.flags").write_text("--lr=1\n")
-    command.run_step = _step
-    command.FeatureSpec = SimpleNamespace(load=_load)
     names = {"days": "logs", "schema": "schema.yaml", "output": "chain"}
     words = [f"--{name}={folder / path}" for name, path in names.items()]
-    return main([*words, f"--train_flags={folder / 'small.flags'}", *flags])
+    spec = mock.patch.object(feature_spec, "FeatureSpec", SimpleNamespace(load=_load))
+    with mock.patch.object(command, "run_step", _step), spec:
+        return command.main([*words, f"--train_flags={folder / 'small.flags'}", *flags])
 
 
 def known(path):

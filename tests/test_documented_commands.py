@@ -33,7 +33,7 @@ from pyarrow import parquet
 
 from dlrm.scripts.commands import COMMANDS
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]
@@ -221,7 +221,7 @@ def places(trained, days, tmp_path):
         "day2": trained.dataset,
         "day_6": trained.log,
         "day_7": trained.log,
-        "other_run": find_checkpoint(trained.checkpoint).parent,
+        "other_run": Checkpoint.open(trained.checkpoint).path.parent,
     }
 
 

@@ -10,7 +10,7 @@ from test_documented_commands import ROOT, blocks
 
 import dlrm
 from dlrm.data.schema.schema import Schema
-from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 PAGE = ROOT / "docs" / "guide" / "movielens.md"
 GENRES = ("Action", "Comedy", "Drama", "Western")
@@ -76,7 +76,7 @@ def test_the_files_become_a_model_that_is_served(movielens, tmp_path, capsys, mo
     example.main(movielens, tmp_path / "model", **SMALL)
     assert float(capsys.readouterr().out.split()[-1]) > 0.75
     # Users, movies, those liked before, months and genres, and then the wide weights.
-    dims = [table["dim"] for table in read_config(tmp_path / "model")["tables"]]
+    dims = [table["dim"] for table in Checkpoint(tmp_path / "model").config["tables"]]
     assert dims == [8] * 5 + [1] * 5
     row = json.loads(curl[curl.index("-d") + 1])
     expected = dlrm.load(tmp_path / "model").predict(row).tolist()

@@ -15,7 +15,7 @@ from dlrm.data.sources.columns import read_hexadecimal
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 NUM_NUMERICAL, TABLES = 3, (40, 200, 7, 120)
 ROWS = {"train": 4000, "test": 1000}
@@ -102,7 +102,7 @@ def overflowing(trained: Trained, directory: Path) -> tuple[Path, int]:
     Returns:
         The copy, and the first such row of the test split.
     """
-    copy = shutil.copytree(find_checkpoint(trained.checkpoint), directory / "overflowing")
+    copy = shutil.copytree(Checkpoint.open(trained.checkpoint).path, directory / "overflowing")
     for table in (0, 1):
         path = copy / "tables" / f"{table}.bin"
         rows = np.fromfile(path, np.float32).reshape(-1, 8)

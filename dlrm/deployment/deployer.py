@@ -71,15 +71,15 @@ def _deploy(words: list[str], values: Values) -> int:
 def _check_architecture(options: DeployConfig) -> None:
     """Raises ValueError if a flag contradicts the checkpoint."""
     from dlrm.serving.loading import model_config  # torch takes seconds to import
-    from dlrm.train.checkpoints.directory import checkpoint_in_use
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
 
-    with checkpoint_in_use(options.model_checkpoint) as path:
-        config = model_config(path)
+    with Checkpoint.held(options.model_checkpoint) as held:
+        config = model_config(held.path)
     for name in _ARCHITECTURE:
         has, given = getattr(config, name), getattr(options, name)
         found, asked = (text_of(value).removeprefix("cuda_") for value in (has, given))
         if given and asked != found:
-            raise ValueError(f"--{name} {text_of(given)}: expected {found}, as {path} has")
+            raise ValueError(f"--{name} {text_of(given)}: expected {found}, as {held.path} has")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,7 @@ from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.scoring import field_names, probability
 from dlrm.serving.server.names import FACTS, KIND
 from dlrm.serving.sources import check_dataset, inputs_of
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.version import __version__
 
 if TYPE_CHECKING:  # the command, which imports this module to act
@@ -79,8 +78,8 @@ def export_model(options: "ExportConfig") -> None:
     """
     model_directory = options.save_dir / options.triton_model_name
     version = _version(options, model_directory)
-    with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
-        loaded = _load(path, options)
+    with Checkpoint.held(options.checkpoint) as held, unreplaced(held.path):
+        loaded = _load(held.path, options)
     write = _write_update if options.update else _write_new
     lines = write(options, loaded, version)
     print(f"{model_directory / str(version)}: {options.platform}, {options.output_kind}")
@@ -147,7 +146,7 @@ def _load(path: Path, options: "ExportConfig") -> Export:
 
 def _rows_to_compare(path: Path, options: "ExportConfig") -> tuple[str | None, str]:
     """Returns the dataset to score, None if it is gone, and its type; by default the training's."""
-    trained = read_config(path).get("flags", {})
+    trained = Checkpoint(path).config["flags"]
     if options.dataset and not options.dataset.is_dir():
         raise ValueError(f"--dataset {options.dataset}: expected a dataset's directory, got none")
     dataset = options.dataset or trained.get("dataset")
@@ -182,7 +181,7 @@ def _numerical_dtype(options: "ExportConfig") -> str:
 
 
 def _trained_on(checkpoint: Path) -> str:
-    trained = read_config(checkpoint).get("flags", {})
+    trained = Checkpoint(checkpoint).config["flags"]
     if not trained.get("dataset"):
         return f"{checkpoint} does not name the dataset that it was trained on"
     kind = trained.get("dataset_type")
@@ -384,7 +383,7 @@ def _report(directory: Path, export: Export) -> list[str]:
         "table_bytes_fp32": full,
     }
     if reference.dataset is None:
-        trained, judged = read_config(export.predictor.path).get("flags", {}).get("dataset"), ""
+        trained, judged = Checkpoint(export.predictor.path).config["flags"].get("dataset"), ""
         rows = "generated rows, since the dataset of the training is gone (--dataset)"
         if is_uri(trained):
             rows = f"generated rows, since --dataset does not name {trained}, which it would fetch"

@@ -1,8 +1,8 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Members, Score, make_scores
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding, LookUp, TableParameters
 from dlrm.model.tables.layout import Attended, Bags
 from dlrm.ops.library import is_native_on_cpu
@@ -351,6 +352,21 @@ class DLRM(nn.Module):
         The wide weights of table i are table `number of tables + i`, of one column.
         """
         return [one for tables in self._all_tables() for one in tables.table_parameters()]
+
+    @staticmethod
+    def appended_rows(
+        flags: Mapping[str, Any], table: int, shape: tuple[int, int], first: int
+    ) -> Tensor:
+        """Returns initial values of rows that are appended to a table; see `Initial.added_rows`.
+
+        Args:
+            flags: those of the run that made the table; absent ones have their defaults.
+        """
+        defaults = {field.name: field.default for field in fields(DLRMConfig)}
+        own = {"seed": 0, **defaults, **flags}
+        std = own["embedding_init_std"] if own["embedding_init"] == "normal" else None
+        initial = Initial(own["seed"], own["embedding_init_scale"], std)
+        return initial.added_rows(table, shape, first)
 
     def one_row_each(self) -> dict[Tensor, list[int]]:
         """Returns the rows of the tables of some weights; see `JointEmbedding.one_row_each`."""

@@ -20,15 +20,9 @@ from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.sources import check_features
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.checkpoint import (
-    Parameters,
-    averaged,
-    load_checkpoint,
-    read_config,
-    read_shape,
-)
-from dlrm.train.checkpoints.description import CONFIG
-from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.state import Parameters
+from dlrm.train.checkpoints.writer import CONFIG
 
 # Fields of `DLRMConfig` for each categorical field, by their names under "dataset".
 _OF_FIELDS = {
@@ -81,10 +75,11 @@ def _loaded(
     for _ in range(_ATTEMPTS):
         with (
             suppress(ReplacedError),
-            checkpoint_in_use(checkpoint) as path,
-            unreplaced(path),
+            Checkpoint.held(checkpoint) as held,
+            unreplaced(held.path),
             own_settings(),
         ):
+            path = held.path
             note = dataset and compare_transforms(
                 path, dataset, allow_other_transform, allow_links=allow_links
             )
@@ -101,8 +96,9 @@ def _loaded(
 
 def load_model(path: Path, device: str = "cpu") -> DLRM:
     """Makes the network that a checkpoint describes, and loads the weights."""
-    model = DLRM(model_config(path)).to(device).eval()
-    load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
+    checkpoint = Checkpoint(path)
+    model = DLRM(_model_config(checkpoint)).to(device).eval()
+    checkpoint.load(Parameters(model, model.table_parameters()).averaged())
     return model
 
 
@@ -112,7 +108,11 @@ def model_config(path: Path) -> DLRMConfig:
     Raises:
         ValueError: the checkpoint does not describe it.
     """
-    config = read_config(path)
+    return _model_config(Checkpoint(path))
+
+
+def _model_config(checkpoint: Checkpoint) -> DLRMConfig:
+    path, config, first = checkpoint.path, checkpoint.config, "bottom_mlp.0.weight"
     try:
         saved = config["flags"]
         values: dict[str, Any] = {
@@ -126,19 +126,14 @@ def model_config(path: Path) -> DLRMConfig:
         for name, said in _OF_FIELDS.items():
             of_fields = config["dataset"].get(said)
             values[name] = None if of_fields is None else tuple(of_fields)
-        values["num_numerical_features"] = _num_numerical(path)
+        if (weight := checkpoint.dense[first]).ndim != 2:
+            raise ValueError(f"{first}: expected a matrix, got {[*weight.shape]}")
+        values["num_numerical_features"] = weight.shape[1]
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: not of a DLRM ({error!r})") from error
     except ValueError as error:
         raise ValueError(f"{path / CONFIG}: {str(error).removeprefix('--')}") from error
-
-
-def _num_numerical(path: Path) -> int:
-    shape = read_shape(path, "bottom_mlp.0.weight")
-    if len(shape) != 2:
-        raise ValueError(f"{path}: bottom_mlp.0.weight: expected a matrix, got {shape}")
-    return shape[1]
 
 
 def load_transform(

@@ -2,8 +2,7 @@
 
 import copy
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +15,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST, atomic_directory, check_outside
+from dlrm.files import MANIFEST, check_outside
 from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
@@ -24,7 +23,7 @@ from dlrm.model.dlrm import DLRM
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged, warn_of
-from dlrm.serving.network.recalibration import Recalibration, add_recalibration
+from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
@@ -42,7 +41,8 @@ from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.sources import inputs_of
 from dlrm.serving.wording import in_python
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.results import read_results
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.runs import read_results
 
 if TYPE_CHECKING:
     from dlrm.data.tables.draft import Draft
@@ -187,17 +187,13 @@ class Predictor(Judged, Scoring):
             raise FileExistsError(
                 f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
             )
-        replace = "checkpoint" if overwrite else False
-        with (
-            atomic_directory(directory, replace) as staging,
-            in_use(self.path) as stays,
-            unreplaced(self.path) if stays else nullcontext(),
-        ):
+        with in_use(self.path) as stays, unreplaced(self.path) if stays else nullcontext():
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            shutil.copytree(self.path, staging, dirs_exist_ok=True)
-            if self.recalibration is not None:
-                add_recalibration(staging, self.recalibration)
+            own = self.recalibration
+            texts = {} if own is None else texts_of(self.path, own)
+            replace = "checkpoint" if overwrite else False
+            Checkpoint(self.path).copy(directory, texts, replace)
 
     def update(self, data: Any, **arguments: Any) -> "Predictor":
         """Trains on with further rows and returns the new model; see `dlrm.update`."""

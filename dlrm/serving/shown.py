@@ -8,7 +8,7 @@ from dlrm.data.schema.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
 from dlrm.remote.cache import with_uris
-from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.runs import SavedRun, read_run
 from dlrm.train.reports.roles import HOLDOUT, SELECTION
 
@@ -74,7 +74,7 @@ def _size(model: "Predictor") -> str:
     kinds = f"{config.num_numerical_features} numerical and {len(config.table_sizes)}"
     shown = f"{kinds} categorical fields"
     try:
-        rows = int(read_config(model.path)["dataset"]["rows"])
+        rows = int(Checkpoint(model.path).config["dataset"]["rows"])
     except (OSError, ValueError, KeyError, TypeError):
         return shown
     return f"{shown}, trained on {rows:,} rows"

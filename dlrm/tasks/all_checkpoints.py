@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from dlrm.distributed import agreed, from_first
-from dlrm.documents import read_json
 from dlrm.files import write_atomically
 from dlrm.metrics.table import cost, line_of
 from dlrm.tasks.network_task import NetworkTask
-from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
-from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.state import read_tensors
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.ema import average_in_order
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.trainer import Trainer
@@ -29,11 +27,7 @@ _Results = dict[tuple[str, str, str], dict[str, float]]
 
 
 class Best(NamedTuple):
-    """The best checkpoint of `validate_all`.
-
-    Attributes:
-        weights: "trained" or "average".
-    """
+    """The best checkpoint of `validate_all`; its weights are "trained" or their "average"."""
 
     path: Path
     weights: str
@@ -52,37 +46,32 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
     """
     assert trainer.checkpoints is not None
     directory, model, step = trainer.checkpoints.path, trainer.task.model, trainer.progress.step
-    paths = from_first(sorted(directory.glob("step-*/dense.safetensors")), trainer.world)
-    average = {}
-    with agreed(trainer.world, ValueError, OSError):
-        if trainer.world.rank == 0:
-            average = average_in_order((read_tensors(path) for path in paths), decay)
-    average = from_first(average, trainer.world)
+    world, average = trainer.world, {}
+    paths = from_first(sorted(directory.glob("step-*/manifest.json")), world)
+    with agreed(world, ValueError, OSError):
+        if world.rank == 0:
+            average = average_in_order((Checkpoint(p.parent).dense for p in paths), decay)
+    average = from_first(average, world)
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(average[name])
-    target, world = directory / f"{AVERAGED}-{step:09d}", trainer.world
+    target = directory / f"{AVERAGED}-{step:09d}"
     facts = {"step": step, "weight_avg_exp": decay, "checkpoints": [p.parent.name for p in paths]}
-    with agreed(world, FileExistsError):
-        saved = from_first(_progress_of(target), world)
+    with agreed(world, FileExistsError, ValueError, OSError):
+        saved = Checkpoint(target).progress if world.rank == 0 and target.exists() else {}
         if saved and any(saved.get(name) != value for name, value in facts.items()):
             raise FileExistsError(
                 f"{target}: another average, of --weight_avg_exp {saved.get('weight_avg_exp')} "
                 f"and {len(saved.get('checkpoints', []))} checkpoints; move it away"
             )
-    if not saved:
+    if not from_first(saved, world):
         weights = Parameters(model, parts=trainer.parameters.parts)
-        save_checkpoint(target, weights, trainer.run, facts, world=world)
+        Checkpoint.save(target, weights, trainer.run, facts, world=world)
     trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
     if not test.num_samples:
         return {}
     metrics = trainer.task.evaluate(test)
     return {f"averaged_{name}": value for name, value in metrics.items()}
-
-
-def _progress_of(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / PROGRESS
-    return read_json(file) if file.exists() else {}
 
 
 def checkpoints_of(path: str) -> list[Path]:
@@ -95,54 +84,50 @@ def checkpoints_of(path: str) -> list[Path]:
 
 
 def validate_all(
-    task: NetworkTask,
-    test: Loader,
-    directory: str,
-    results: Path,
-    log: RunLog,
-    tested_on: str,
+    task: NetworkTask, test: Loader, directory: str, results: Path, log: RunLog, tested_on: str
 ) -> Best:
     """Tests all checkpoints of a directory that the table of results lacks; returns the best.
 
     Args:
         task: the network, whose weights change.
         directory: directory of checkpoints; averages of weights are tested as well.
-        results: CSV with known results; it is written after each test.
+        results: CSV with earlier results; it is written after each test.
         tested_on: the data and everything else that a result depends on (`name_of`); other results
             are ignored.
     """
-    known = _read_results(results, (task.metric, task.loss_metric))
+    table = _read_results(results, (task.metric, task.loss_metric))
     for path in checkpoints_of(directory):
-        for weights in ("trained", "average"):
-            if weights == "average" and not (path / AVERAGE).exists():
-                continue
+        has_average = "average.safetensors" in Checkpoint(path).manifest["files"]
+        for weights in ("trained", *(["average"] if has_average else [])):
             key = (path.name, weights, tested_on)
-            if key in known:
+            if key in table:
                 log.line(f"{path.name} ({weights}): in {results} already")
                 continue
             progress = load_tested(task, path, weights)
             metrics = task.evaluate(Watched(test, path.name, log.quiet))
             log.line(f"{path.name} ({weights}): {line_of(metrics)}")
-            known[key] = {"step": progress["step"], **metrics}
+            table[key] = {"step": progress["step"], **metrics}
             if task.world.rank == 0:
-                _write_results(results, known)
-    here = {key: row for key, row in known.items() if key[2] == tested_on}
-    finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
+                _write_results(results, table)
+    finite = {
+        key: row
+        for key, row in table.items()
+        if key[2] == tested_on and math.isfinite(row[task.loss_metric])
+    }
     if not finite:
         raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
-    (best, which, _), row = min(
-        finite.items(), key=lambda item: cost(task.metric, item[1][task.metric])
-    )
+    best, which, _ = key = min(finite, key=lambda key: cost(task.metric, finite[key][task.metric]))
     log.line(f"best: {best} ({which}); all are in {results}")
-    return Best(Path(directory, best), which, row)
+    return Best(Path(directory, best), which, finite[key])
 
 
 def load_tested(task: NetworkTask, path: Path, weights: str) -> dict[str, Any]:
     """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
-    average = dict(task.model.state_dict()) if weights == "average" else {}
+    parameters = Parameters(task.model)
+    if weights == "average":
+        parameters = parameters.averaged()
     # A diverged one has metrics that are NaN, and is not the best.
-    parameters = Parameters(task.model, average=average)
-    return load_checkpoint(path, parameters, world=task.world, finite=False)
+    return Checkpoint(path).load(parameters, task.world, finite=False)
 
 
 def name_of(data: str, facts: Mapping[str, Any]) -> str:
@@ -171,11 +156,11 @@ def _read_results(path: Path, metrics: tuple[str, ...]) -> _Results:
     return results
 
 
-def _write_results(path: Path, known: _Results) -> None:
-    values = list(dict.fromkeys(name for row in known.values() for name in row))
+def _write_results(path: Path, table: _Results) -> None:
+    values = list(dict.fromkeys(name for row in table.values() for name in row))
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*_NAMES, *values], restval="nan")
     writer.writeheader()
-    for key, row in known.items():
+    for key, row in table.items():
         writer.writerow({**dict(zip(_NAMES, key, strict=True)), **row})
     write_atomically(path, text.getvalue())

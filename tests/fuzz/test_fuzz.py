@@ -43,9 +43,9 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import LogSource, Split
-from dlrm.scripts.checkpoint.description import describe
+from dlrm.scripts.checkpoint import describe
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
-from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint, checked_config
 from dlrm.train.checkpoints.state import Parameters, read_tensors
 
 
@@ -220,7 +220,7 @@ def checkpoint_folder():
         parts = Parameters(model, model.embeddings.table_parameters())
         fitted = Path(folder, "transform")
         fit().save(fitted)
-        save_checkpoint(Path(folder, "c"), parts, run, progress, attached=[fitted])
+        Checkpoint.save(Path(folder, "c"), parts, run, progress, attached=[fitted])
         return contents(Path(folder, "c"))
 
 

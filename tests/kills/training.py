@@ -21,15 +21,10 @@ import dlrm
 from dlrm.data.clicks.batch import Batch, ClickDataset, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
-from dlrm.scripts.checkpoint.description import describe_run
+from dlrm.scripts.checkpoint import describe_run
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
-from dlrm.train.checkpoints.directory import (
-    CheckpointDirectory,
-    best_checkpoint,
-    find_checkpoint,
-    last_checkpoint,
-)
-from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory, best_checkpoint, last_checkpoint
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.config import OptimizerConfig
@@ -150,7 +145,7 @@ def check_left(run, every_step):
     last = last_checkpoint(run)
     if last is None:
         assert best_checkpoint(run) is None
-        for reader in (find_checkpoint, describe_run, dlrm.load):
+        for reader in (Checkpoint.open, describe_run, dlrm.load):
             try:
                 raise AssertionError(f"{reader.__name__} found {reader(Path(run))}")
             except FileNotFoundError:
@@ -164,12 +159,12 @@ def check_left(run, every_step):
         assert expected, f"{name} is no step that is saved"
         wrong = difference(contents(Path(run, name)), expected)
         assert not wrong, f"{name}: not that of the uninterrupted run: {wrong}"
-    progress = read_saved(last, check_crc=True).progress
+    progress = Checkpoint(last).progress
     best = f"step-{int(progress['best']['step']):09d}" if progress["best"] else None
     found = best_checkpoint(run)
     assert (found and found.name) == best, f"{last.name} says best {best}, readers find {found}"
     assert [entry["name"] for entry in listed if entry["best"]] == ([best] if best else [])
-    assert find_checkpoint(run).name == (best or last.name)
+    assert Checkpoint.open(run).path.name == (best or last.name)
     assert dlrm.load(run).path.name == (best or last.name)
 
 

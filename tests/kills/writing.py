@@ -9,14 +9,14 @@ from dlrm.deployment import export
 from dlrm.scripts.tune import main as tune_main
 from dlrm.serving.loading import load
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 
 def recalibrate(checkpoint, folder):
     """Writes a recalibrated checkpoint, unless an earlier call has."""
     os.getpid = lambda: 1
     if not (folder / "made").exists():
-        write_recalibrated(find_checkpoint(checkpoint), of_sampling_rate(0.5), folder / "made")
+        write_recalibrated(Checkpoint.open(checkpoint).path, of_sampling_rate(0.5), folder / "made")
 
 
 def save(checkpoint, folder):

@@ -22,7 +22,7 @@ from dlrm.metrics.table import (
     metric_of,
     metrics_note,
 )
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.runs import read_run
 from dlrm.vision import task as images
 
@@ -76,7 +76,7 @@ def test_a_click_model_reports_metrics_of_the_table(trained):
     lines = (trained.checkpoint.parent / "log.json").read_text().splitlines()
     data = [json.loads(line.removeprefix("DLLL ")).get("data") for line in lines[1:]]
     names = {name for values in data if values for name in values}
-    names |= read_run(find_checkpoint(trained.checkpoint)).metrics.keys()
+    names |= read_run(Checkpoint.open(trained.checkpoint).path).metrics.keys()
     assert {"step_time", "test_calibration", "best_auc", "average_test_throughput"} <= names
     settings = {"lr", "best_epoch"} | {name for name in names if name.startswith("share_")}
     assert not [name for name in sorted(names - settings) if metric_of(name) is None]

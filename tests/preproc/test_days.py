@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dlrm.data.layout import id_dtype
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
+from dlrm.model.dlrm import DLRM
 from dlrm.preproc.errors import TaskError
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.pipeline import prepare as prepare_logs
@@ -23,9 +25,10 @@ from dlrm.preproc.parent import open_parent
 from dlrm.preproc.stage import PreparationRun
 from dlrm.preproc.work_folder import open_work_folder
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.tasks.table_rows import changed_rows
+from dlrm.serving.loading import model_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.checkpoints.state import Parameters
 
 SCHEMA = {
     "label": "y",
@@ -262,8 +265,9 @@ def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two,
     extend(tmp_path / "2", tmp_path / "3")
     later = Transform.load(tmp_path / "3/transform")
     assert compare_transforms(checkpoint, tmp_path / "3", extended=True) is None
-    grown = changed_rows(read_saved(checkpoint), later.cardinalities)
-    assert [table.rows for table in grown.tables] == later.cardinalities
+    sizes = tuple(later.cardinalities)
+    larger = DLRM(replace(model_config(checkpoint), table_sizes=sizes))
+    Checkpoint(checkpoint).load(Parameters(larger, larger.table_parameters()), table_sizes=sizes)
     prepare(TEXTS, [tmp_path / "rows3.parquet"], tmp_path / "alone")
     with pytest.raises(ValueError, match="expected the transform of .* with further values"):
         compare_transforms(checkpoint, tmp_path / "alone", extended=True)

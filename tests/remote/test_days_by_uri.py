@@ -3,12 +3,9 @@
 import daily_steps
 
 from dlrm.remote.store import open_store
-from dlrm.scripts.daily import command
 
 
-def test_days_at_a_uri_are_fetched_and_learned(store_uri, tmp_path, monkeypatch, capsys):
-    for name in ("run_step", "FeatureSpec"):  # which the steps below replace
-        monkeypatch.setattr(command, name, getattr(command, name))
+def test_days_at_a_uri_are_fetched_and_learned(store_uri, tmp_path, capsys):
     store, uri = open_store(store_uri), store_uri.below("raw")
     for name in ("day_10.csv", "day_2.csv", "_SUCCESS_1", "notes.txt", "part/notes.txt"):
         store.write(f"{uri.folder}{name}", b"rows")

@@ -13,9 +13,8 @@ from dlrm.data.clicks.distilled import Distilled
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
-from dlrm.train.checkpoints.checkpoint import read_progress
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
 
 ENSEMBLE = ["--ensemble=dot*2,quadratic", "--dropout=0.1", "--epochs=3"]
 DISTILL = ["--distill=teacher", "--distill_weight=0.7"]
@@ -23,12 +22,12 @@ SHORT = ["--max_steps=12", "--print_freq=1", "--shuffle_batch_order", "--dropout
 
 
 def losses(run):
-    history = read_progress(last_checkpoint(run))["history"]
+    history = Checkpoint(last_checkpoint(run)).progress["history"]
     return [entry["loss"] for entry in history if "lr" in entry]
 
 
 def weights(run):
-    saved = read_saved(last_checkpoint(run))
+    saved = Checkpoint(last_checkpoint(run))
     tables = [torch.from_numpy(np.array(table.part(0, table.rows))) for table in saved.tables]
     return [*saved.dense.values(), *tables]
 

@@ -15,9 +15,8 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
-from dlrm.train.checkpoints.saved_model import read_saved, write_saved
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.nvidia import write_nvidia
 
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
 COMMANDS = {
@@ -43,10 +42,10 @@ def test_a_dataset_whose_ids_mean_other_values_is_refused(
 
 
 def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, other_ids, tmp_path):
-    saved = read_saved(find_checkpoint(trained.checkpoint))
+    saved = Checkpoint.open(trained.checkpoint)
     write_nvidia(saved, tmp_path / "theirs")
     shutil.rmtree(tmp_path / "theirs" / "transform")  # NVIDIA's program saves none
-    write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
+    Checkpoint(tmp_path / "theirs").copy(tmp_path / "ours")
     aucs = []
     for form in ("theirs", "ours"):
         known = [f"--checkpoint={tmp_path / form}", f"--dataset={trained.dataset}"]
@@ -74,7 +73,7 @@ def test_a_run_does_not_go_on_with_another_transform(command, trained, other_ids
 
 
 def test_a_dataset_without_transform_goes_on_with_a_note(command, trained, tmp_path, capsys):
-    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
+    sizes = json.loads((Checkpoint.open(trained.checkpoint).path / "config.json").read_text())
     foreign = write_dataset(tmp_path / "data", table_sizes=sizes["dataset"]["table sizes"])
     command("--mode=test", f"--load_checkpoint_path={trained.checkpoint}", data=foreign, model=[])
     out = capsys.readouterr().out
@@ -82,7 +81,7 @@ def test_a_dataset_without_transform_goes_on_with_a_note(command, trained, tmp_p
 
 
 def test_a_model_without_transform_goes_on_without_a_word(command, trained, tmp_path, capsys):
-    sizes = json.loads((find_checkpoint(trained.checkpoint) / "config.json").read_text())
+    sizes = json.loads((Checkpoint.open(trained.checkpoint).path / "config.json").read_text())
     foreign = write_dataset(tmp_path / "data", table_sizes=sizes["dataset"]["table sizes"])
     command("--max_steps=2", "--save_checkpoint_path=run", data=foreign)
     command("--mode=test", "--load_checkpoint_path=run", data=trained.dataset, model=[])
@@ -96,9 +95,8 @@ def predict(trained, source, output, *flags):
 
 def test_predict_refuses_it_as_input_and_as_dataset(trained, other_ids, tmp_path):
     output = tmp_path / "scores.npy"
-    named = (
-        f"error: {other_ids}: its transform is not that of {find_checkpoint(trained.checkpoint)}"
-    )
+    path = Checkpoint.open(trained.checkpoint).path
+    named = f"error: {other_ids}: its transform is not that of {path}"
     for source, flags in (
         (other_ids, []),
         (trained.log, [f"--dataset={other_ids}"]),
@@ -125,13 +123,13 @@ def test_load_refuses_it_and_goes_on_where_it_is_told_to(trained, other_ids):
 
 
 def test_a_recalibration_that_is_not_carried_over_is_said(command, trained, tmp_path, capsys):
-    recalibrated, plain = tmp_path / "recalibrated", find_checkpoint(trained.checkpoint)
+    recalibrated, plain = tmp_path / "recalibrated", Checkpoint.open(trained.checkpoint).path
     write_recalibrated(plain, of_sampling_rate(0.1), recalibrated)
     loaded = f"--load_checkpoint_path={recalibrated}"
     command(loaded, "--max_steps=2", "--save_checkpoint_path=next", data=trained.dataset, model=[])
     said = f"note: the recalibration (sampling) of {recalibrated} is not carried over"
     assert said in capsys.readouterr().out
-    assert load_recalibration(find_checkpoint(tmp_path / "next")) is None
+    assert load_recalibration(Checkpoint.open(tmp_path / "next").path) is None
     command(loaded, "--mode=test", data=trained.dataset, model=[])
     said = f"note: scores are without the recalibration (sampling) of {recalibrated}"
     assert said in capsys.readouterr().out

@@ -8,11 +8,11 @@ import torch
 from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts.checkpoint.description import describe
+from dlrm.scripts.checkpoint import describe
 from dlrm.serving.loading import load
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 EVERYTHING = [
     *("--wide", "--numerical_embedding=piecewise", "--numerical_bins=6", "--dropout=0.2"),
@@ -54,7 +54,7 @@ def test_a_checkpoint_tests_and_predicts_as_it_trained(command, dataset, capsys,
     spec = FeatureSpec.load(dataset)
     numerical = np.fromfile(spec.file("test", "num_0"), np.float16).reshape(-1, NUM_NUMERICAL)
     ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
-    model = load(find_checkpoint("run"))
+    model = load(Checkpoint.open("run").path)
     logits = model.logits_of(Inputs(numerical, np.stack(ids, 1)))
     labels = np.fromfile(spec.file("test", "label"), bool)
     order = logits[labels][:, None] > logits[~labels]
@@ -87,7 +87,7 @@ def test_edges_are_quantiles_of_the_first_training_rows_and_of_their_distinct_va
     (data / "manifest.json").unlink()
     flags = ["--numerical_embedding=piecewise", "--numerical_bins=8", "--save_checkpoint_path=run"]
     command("--max_steps=1", *flags, data=data)
-    edges = load(find_checkpoint("run")).model.numerical_embedding.edges
+    edges = load(Checkpoint.open("run").path).model.numerical_embedding.edges
     first = edges[0].unique()
     assert ROWS["train"] < FITTED_ROWS
     assert (first[0], first[-1], len(first)) == (0, 400, 5)  # half the quantiles are 0
@@ -109,7 +109,7 @@ def test_a_field_of_one_value_is_named(command, tmp_path, capsys):
 def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
     command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
     command("--max_steps=2", "--save_checkpoint_path=next", "--load_checkpoint_path=run")
-    first, second = (load(find_checkpoint(path)).model for path in ("run", "next"))
+    first, second = (load(Checkpoint.open(path).path).model for path in ("run", "next"))
     assert torch.equal(first.numerical_embedding.edges, second.numerical_embedding.edges)
     assert second.config.wide
     with pytest.raises(ValueError, match="--numerical_bins 7|another architecture"):
@@ -118,7 +118,7 @@ def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
 
 def test_inspect_has_the_parts(command):
     command("--max_steps=2", "--save_checkpoint_path=run", *EVERYTHING)
-    found = describe(find_checkpoint("run"))
+    found = describe(Checkpoint.open("run").path)
     assert found["architecture"]["interaction_op"] == "dot,dcn"
     assert (found["architecture"]["wide"], found["architecture"]["numerical_bins"]) == (True, 6)
     assert [(t["rows"], t["dim"]) for t in found["tables"]] == [

@@ -6,7 +6,7 @@ import pytest
 
 import dlrm
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 
 def write_recalibration(checkpoint, directory):
@@ -14,7 +14,7 @@ def write_recalibration(checkpoint, directory):
 
 
 def test_a_recalibration_that_the_manifest_does_not_list_is_named(trained, tmp_path):
-    first = find_checkpoint(trained.checkpoint)
+    first = Checkpoint.open(trained.checkpoint).path
     write_recalibration(first, tmp_path / "recalibrated")
     shutil.copytree(first, tmp_path / "model")
     shutil.copytree(tmp_path / "recalibrated/recalibration", tmp_path / "model/recalibration")
@@ -23,7 +23,7 @@ def test_a_recalibration_that_the_manifest_does_not_list_is_named(trained, tmp_p
 
 
 def test_a_model_is_not_written_into_itself(trained, tmp_path):
-    shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "model")
+    shutil.copytree(Checkpoint.open(trained.checkpoint).path, tmp_path / "model")
     model = dlrm.load(tmp_path / "model")
     with pytest.raises(ValueError, match="inner: expected a directory outside of"):
         model.save(tmp_path / "model/inner")
@@ -32,7 +32,7 @@ def test_a_model_is_not_written_into_itself(trained, tmp_path):
 
 
 def test_a_model_is_saved_after_a_change_of_the_working_directory(trained, tmp_path, monkeypatch):
-    shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "model")
+    shutil.copytree(Checkpoint.open(trained.checkpoint).path, tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     model = dlrm.load("model")
     monkeypatch.chdir("/")

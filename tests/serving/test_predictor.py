@@ -20,8 +20,8 @@ from dlrm.serving.loading import load_model
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.scoring import probability
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.state import Parameters
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def tested(trained):
     config = DLRMConfig(tuple(test.table_sizes), 3, **dict(zip(names, sizes, strict=True)))
     task = Recommendation(config)
     parameters = Parameters(task.model, task.table_parameters())
-    load_checkpoint(find_checkpoint(trained.checkpoint), parameters)
+    Checkpoint.open(trained.checkpoint).load(parameters)
     with torch.no_grad():
         return torch.cat([task.predict(test.batch(i)) for i in range(len(test))]).numpy()
 
@@ -98,7 +98,7 @@ def test_the_dataset_of_another_model_is_refused(trained, other_trained):
 def test_what_is_no_checkpoint_is_refused(trained, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
         dlrm.load(tmp_path)
-    damaged = shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "damaged")
+    damaged = shutil.copytree(Checkpoint.open(trained.checkpoint).path, tmp_path / "damaged")
     with open(damaged / "tables" / "0.bin", "r+b") as file:
         file.write(b"\xff")
     with pytest.raises(ValueError, match=r"0\.bin: expected CRC-32"):

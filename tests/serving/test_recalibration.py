@@ -22,7 +22,7 @@ from dlrm.serving.network.recalibration import (
     write_recalibrated,
 )
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
 
@@ -65,9 +65,9 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
     labels = np.array([line[0] == "1" for line in trained.lines])
     for found in (fit(before, labels), of_sampling_rate(0.1)):
         target = tmp_path / found.kind
-        write_recalibrated(find_checkpoint(trained.checkpoint), found, target)
+        write_recalibrated(Checkpoint.open(trained.checkpoint).path, found, target)
         assert f"Scores are recalibrated ({found.kind}: " in (target / MODEL_CARD).read_text()
-        assert "Recal" not in (find_checkpoint(trained.checkpoint) / MODEL_CARD).read_text()
+        assert "Recal" not in (Checkpoint.open(trained.checkpoint).path / MODEL_CARD).read_text()
         loaded = dlrm.load(target)
         np.testing.assert_allclose(loaded.logits(lines), found.of(before), rtol=1e-5, atol=1e-5)
         exported = Exportable(
@@ -81,7 +81,7 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
             score = platform.open(target)
             served = score(*(tensor.numpy() for tensor in tensors))
             np.testing.assert_allclose(served[:, 0], loaded.logits(lines[:50]), atol=1e-5)
-    assert load_recalibration(find_checkpoint(trained.checkpoint)) is None
+    assert load_recalibration(Checkpoint.open(trained.checkpoint).path) is None
     np.testing.assert_array_equal(dlrm.load(trained.checkpoint).logits(lines), before)
 
 

@@ -116,7 +116,7 @@ def tables_of(trainer):
     """Returns whole tables, joined from the pieces of all ranks."""
     low, found = trainer.parameters.lower_halves(), []
     for part in trainer.parameters.table_parts():
-        own = slice(part.begin, part.end)
+        own = part.rows
         values = part.weight.detach()[own].float()
         if id(part.weight) in low:
             values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])

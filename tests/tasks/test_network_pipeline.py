@@ -14,7 +14,8 @@ from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.language.bert import BertForPreTraining
 from dlrm.language.data.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.log import RunLog
@@ -264,9 +265,9 @@ def saved_and_loaded(world, folder, saves):
             for number, tensor in enumerate((weight, state, average[name])):
                 tensor.fill_(len(name) + number / 4 if saves else -1)
     if saves:
-        save_checkpoint(folder, parameters, {}, {"step": 1}, world=world)
+        Checkpoint.save(folder, parameters, {}, {"step": 1}, world=world)
     else:
-        load_checkpoint(folder, parameters, resume=True, world=world)
+        Checkpoint(folder).load(parameters, resume=True, world=world)
     momenta = {n: optimizers[0].state[w] for n, w in task.model.named_parameters()}
     return {
         name: (w.unique().item(), momenta[name]["momentum_buffer"].unique().item(), a)
@@ -292,7 +293,7 @@ def test_a_checkpoint_is_read_by_any_number_of_processes(tmp_path, ranks, writer
         assert names == {name for name, _ in BertForPreTraining(small()).named_parameters()}
     other = Parameters(QuestionAnswering(small()).model)
     with pytest.raises(ValueError, match="another architecture"):
-        load_checkpoint(tmp_path / "saved", other)
+        Checkpoint(tmp_path / "saved").load(other)
 
 
 @pytest.mark.parametrize(

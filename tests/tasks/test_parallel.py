@@ -23,7 +23,7 @@ from click_runs import (
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import StoppedError
 
@@ -107,14 +107,14 @@ def trained(world, run):
 
 def saved(world, run, folder):
     trainer = trained(world, run)
-    save_checkpoint(folder, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
+    Checkpoint.save(folder, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
     return tables_of(trainer)
 
 
 def reloaded(world, run, folder, again):
     trainer = trainer_of(world, run)
-    load_checkpoint(folder, trainer.parameters, resume=True, world=world)
-    save_checkpoint(again, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
+    Checkpoint(folder).load(trainer.parameters, resume=True, world=world)
+    Checkpoint.save(again, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
     return tables_of(trainer)
 
 

@@ -14,7 +14,8 @@ from dlrm.distributed import World, gather
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -106,7 +107,7 @@ def stepped(world, folder, placement, saved, parts):
         for one in optimizers:
             one.step()
     parameters = Parameters(model, model.table_parameters())
-    save_checkpoint(saved, parameters, {"flags": {}}, {"step": 3}, world=world)
+    Checkpoint.save(saved, parameters, {"flags": {}}, {"step": 3}, world=world)
     return losses
 
 
@@ -122,7 +123,7 @@ def check_two_ranks(ranks, folder, placement, lists, **parts):
     assert len(list((both / "tables").glob("?.bin"))) == 4  # two of vectors, two wide
     models = [DLRM(config(wide=True, **parts)) for _ in range(2)]
     for model, saved in zip(models, (alone, both), strict=True):
-        load_checkpoint(saved, Parameters(model, model.table_parameters()))
+        Checkpoint(saved).load(Parameters(model, model.table_parameters()))
     weights = [dict(model.named_parameters()) for model in models]
     torch.testing.assert_close(*weights, atol=2e-5, rtol=0)
     return models[0]

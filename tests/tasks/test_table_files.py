@@ -20,8 +20,8 @@ from dlrm.scripts.common.dlrm_flags import parse
 from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.tasks.settle import settle
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.base import set_learning_rate
@@ -91,7 +91,7 @@ class Run:
 
 def assert_same(folder, other):
     """Compares the last checkpoints of two runs, bit for bit."""
-    one, two = (read_saved(last_checkpoint(path / "run")) for path in (folder, other))
+    one, two = (Checkpoint(last_checkpoint(path / "run")) for path in (folder, other))
     assert one.progress["history"] == two.progress["history"]
     assert one.dense.keys() == two.dense.keys()
     for name, tensor in one.dense.items():

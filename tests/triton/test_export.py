@@ -26,9 +26,8 @@ from dlrm.manifest import write_manifest
 from dlrm.serving.network import platforms
 from dlrm.serving.server.names import KIND
 from dlrm.serving.server.scorer import Scorer
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
-from dlrm.train.checkpoints.saved_model import read_saved
 
 pytestmark = pytest.mark.long
 
@@ -109,7 +108,7 @@ def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, pl
 
 def test_what_nvidia_saved_is_exported(export, exported, trained, tmp_path):
     theirs = tmp_path / "theirs"
-    write_nvidia(read_saved(find_checkpoint(trained.checkpoint)), theirs)
+    write_nvidia(Checkpoint.open(trained.checkpoint), theirs)
     shutil.rmtree(theirs / "transform")  # NVIDIA's program saves none
     found = export(trained._replace(checkpoint=theirs), tmp_path, f"--dataset={trained.dataset}")
     reports = [

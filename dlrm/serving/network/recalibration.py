@@ -7,7 +7,6 @@ it to the network's logit.
 import json
 import math
 import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 
 from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
-from dlrm.files import MANIFEST, atomic_directory, check_outside, link_or_copy
-from dlrm.manifest import check_listed, read_manifest, write_manifest
+from dlrm.files import check_outside
+from dlrm.manifest import check_listed
 from dlrm.remote.cache import origin_of
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
@@ -210,22 +210,6 @@ def recalibrations(continued: Path | None, checkpoints: Path) -> list[Path]:
     return [source / FOLDER] if source and (source / FOLDER).is_dir() else []
 
 
-def _note_in_card(card: Path, recalibration: Recalibration) -> None:
-    """Adds a section to the model card, if there is one, or replaces it, in a new file."""
-    if not card.is_file():
-        return
-    text = card.read_text(encoding="utf-8").partition(_SECTION)[0]
-    facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
-    card.unlink()  # it may be a hard link to the other checkpoint's
-    note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
-    if recalibration.fitted_to is not None:
-        note += (
-            f" The recalibration was fitted to {printable(recalibration.fitted_to)}, so metrics of "
-            "the recalibrated scores of these rows are too good."
-        )
-    card.write_text(f"{text}{_SECTION}{note}\n", encoding="utf-8")
-
-
 def write_recalibrated(
     checkpoint: Path, recalibration: Recalibration, directory: str | os.PathLike
 ) -> None:
@@ -237,25 +221,21 @@ def write_recalibrated(
             damaged.
     """
     check_outside(directory, checkpoint)
-    manifest = read_manifest(checkpoint, "checkpoint")
-    with atomic_directory(directory) as staging:
-        for name in (*manifest["files"], MANIFEST):
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(str(checkpoint / name), str(staging / name))
-        add_recalibration(staging, recalibration)
+    Checkpoint(checkpoint).copy(directory, texts_of(checkpoint, recalibration), is_linked=True)
 
 
-def add_recalibration(checkpoint: Path, recalibration: Recalibration) -> None:
-    """Adds a recalibration to a checkpoint that is being written, or replaces that which it has."""
-    if (stored := load_recalibration(checkpoint)) and stored.to_json() == recalibration.to_json():
-        return
-    files = read_manifest(checkpoint, "checkpoint")["files"]
-    known = {name: facts["crc32"] for name, facts in files.items()}
-    shutil.rmtree(checkpoint / FOLDER, ignore_errors=True)
-    (checkpoint / FOLDER).mkdir()
-    text = json.dumps(recalibration.to_json(), indent=1) + "\n"
-    (checkpoint / FOLDER / _FILE).write_text(text, encoding="utf-8")
-    _note_in_card(checkpoint / MODEL_CARD, recalibration)
-    for name in (f"{FOLDER}/{_FILE}", MODEL_CARD):
-        known.pop(name, None)
-    write_manifest(checkpoint, "checkpoint", known)
+def texts_of(checkpoint: Path, recalibration: Recalibration) -> dict[str, str]:
+    """Returns the files of a recalibration in a copy of a checkpoint, by name; see `copy`."""
+    texts = {f"{FOLDER}/{_FILE}": json.dumps(recalibration.to_json(), indent=1) + "\n"}
+    card = checkpoint / MODEL_CARD
+    if card.is_file():
+        facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
+        note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
+        if recalibration.fitted_to is not None:
+            note += (
+                f" The recalibration was fitted to {printable(recalibration.fitted_to)}, so "
+                "metrics of the recalibrated scores of these rows are too good."
+            )
+        text = card.read_text(encoding="utf-8").partition(_SECTION)[0]
+        texts[MODEL_CARD] = f"{text}{_SECTION}{note}\n"
+    return texts

@@ -8,26 +8,18 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlrm.distributed import World, agreed, from_first
-from dlrm.documents import brief, with_nan
-from dlrm.files import (
-    MANIFEST,
-    check_local,
-    make_directories,
-    tidy_leftovers,
-    write_atomically,
-)
+from dlrm.documents import brief, read_json, with_nan
+from dlrm.files import MANIFEST, check_local, make_directories, tidy_leftovers, write_atomically
 from dlrm.locks import in_use, new_suffix, remove_unused, sync
-from dlrm.manifest import read_sealed, sealed_json
-from dlrm.train.checkpoints.checkpoint import read_progress
-from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.manifest import read_manifest, read_sealed, sealed_json
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter
+from dlrm.train.checkpoints.writer import PROGRESS, CheckpointWriter
 
 _BEST = "best.json"
+_Found = TypeVar("_Found")
 
 
 class CheckpointDirectory:
@@ -41,7 +33,6 @@ class CheckpointDirectory:
         saved: called on the first rank with the checkpoints that are kept, by step, when it is
             claimed and after each that is saved.
         inherited: returns further directories to copy into a checkpoint, when it is saved.
-        tensors: further files of tensors for each, see `CheckpointWriter`.
 
     Args:
         path: directory of the checkpoints; created.
@@ -109,15 +100,9 @@ class CheckpointDirectory:
         self.finish()
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
-            self._writer = CheckpointWriter(
-                target,
-                parameters,
-                config,
-                progress,
-                [*([self.attached] if self.attached else []), *self.inherited()],
-                self.world,
-                self._in_background,
-            )
+            attached = [*([self.attached] if self.attached else []), *self.inherited()]
+            described, background = (config, progress, attached), self._in_background
+            self._writer = CheckpointWriter(target, parameters, *described, self.world, background)
         if not self._in_background:
             self.finish()
 
@@ -139,8 +124,11 @@ class CheckpointDirectory:
             if self.world.rank == 0:
                 if self._new_best is not None:
                     _write_pointer(self.path, self._new_best)
-                self._prune()
-                self.saved(self._kept())
+                kept = self._kept()
+                for old in all_checkpoints(self.path):
+                    if old not in kept:
+                        remove_unused(old)
+                self.saved(kept)
         self._new_best = None
 
     def mark_best(self, record: dict[str, float]) -> None:
@@ -151,34 +139,27 @@ class CheckpointDirectory:
 
     def last(self) -> Path | None:
         """Returns the newest checkpoint, or None."""
-        return self._named(last_checkpoint(self.path) if self.world.rank == 0 else None)
+        found = self._by_first(last_checkpoint)
+        return found and self.path / found.name  # the first rank may mount it elsewhere
 
     def best(self) -> Path | None:
         """Returns the best checkpoint, or None if none was marked."""
-        with agreed(self.world, ValueError, OSError):
-            found = best_checkpoint(self.path) if self.world.rank == 0 else None
-        return self._named(found)
-
-    def _named(self, found: Path | None) -> Path | None:
-        name = from_first(found and found.name, self.world)
-        return self.path / name if name else None
+        found = self._by_first(best_checkpoint)
+        return found and self.path / found.name
 
     def best_record(self) -> dict[str, float]:
         """Returns the record of the best checkpoint; see `best_record`."""
+        return self._by_first(best_record) or {}
+
+    def _by_first(self, read: Callable[[Path], _Found]) -> _Found | None:
         with agreed(self.world, ValueError, OSError):
-            record = best_record(self.path) if self.world.rank == 0 else {}
-        return from_first(record, self.world)
+            found = read(self.path) if self.world.rank == 0 else None
+        return from_first(found, self.world)
 
     def _kept(self) -> list[Path]:
         """Returns the checkpoints that are not to be pruned."""
         best, found = best_checkpoint(self.path), all_checkpoints(self.path)
         return [one for one in found if one == best or one in found[-self.keep :]]
-
-    def _prune(self) -> None:
-        kept = self._kept()
-        for old in all_checkpoints(self.path):
-            if old not in kept:
-                remove_unused(old)
 
 
 def _check_shared(path: Path, world: World) -> None:
@@ -259,6 +240,16 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
     return _checked_record(newest / PROGRESS, record) if record else {}
 
 
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """Returns the `progress` of a checkpoint, with NaN for metrics without a value.
+
+    Raises:
+        FileNotFoundError, ValueError: it is not complete, or the file is damaged.
+    """
+    read_manifest(checkpoint, "checkpoint", True, lambda file: file == PROGRESS)
+    return with_nan(read_json(checkpoint / PROGRESS))
+
+
 def step_directory(path: Path, step: float) -> Path:
     """Returns the path of a step's checkpoint in a run's directory."""
     return path / f"step-{int(step):09d}"
@@ -297,30 +288,20 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
     return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
 
 
-@contextmanager
-def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
-    """Yields the result of `find_checkpoint`, which is not pruned within the block."""
-    while True:
-        found = find_checkpoint(path, newest)
-        with in_use(found) as stays:
-            if stays:
-                yield found
-                return
+# Names of before, until their callers use `Checkpoint`.
 
 
 def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
-    """Returns the checkpoint at `path`, or the best, or else the last one, of a run's directory.
+    """Returns the path of `Checkpoint.open`."""
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
 
-    A directory that NVIDIA's program saved is a checkpoint.
+    return Checkpoint.open(path, newest).path
 
-    Args:
-        path: a checkpoint, or a run's directory.
-        newest: the last one of a run's directory, even if another is the best.
-    """
-    path = Path(path)
-    if (path / MANIFEST).exists() or is_nvidia(path):
-        return path
-    found = (None if newest else best_checkpoint(path)) or last_checkpoint(path)
-    if found is None:
-        raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
-    return found
+
+@contextmanager
+def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
+    """Yields the path of `Checkpoint.held`."""
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
+
+    with Checkpoint.held(path, newest) as found:
+        yield found.path

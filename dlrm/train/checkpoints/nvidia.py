@@ -16,17 +16,20 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dlrm import ops
 from dlrm.files import atomic_directory
-from dlrm.train.checkpoints.saved_model import SavedModel, SavedRows, attached_to
+from dlrm.train.checkpoints.tables import SavedRows
+
+if TYPE_CHECKING:
+    from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 NATURAL, SIZE_SORTED, DEVICE_MAPPING = "natural", "size_sorted", "device_mapping"
 FEATURE_ORDERS = (NATURAL, SIZE_SORTED, DEVICE_MAPPING)
@@ -36,6 +39,23 @@ _OURS = "dlrm"  # entry of their metadata.pt: the checkpoint that the directory 
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
 _INTERACTIONS = (*_DOTS, _CAT)  # those of NVIDIA's code
 _CONVERTER = "dlrm checkpoint convert --to dlrm"
+Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
+
+
+class NvidiaModel(NamedTuple):
+    """What NVIDIA's directory holds, by the names of a `Checkpoint`, in our order of features.
+
+    Attributes:
+        config: has under "nvidia" the order and its source, and all that is needed to write the
+            same directory again.
+        notes: remarks about the format, by name.
+    """
+
+    config: dict[str, Any]
+    progress: dict[str, Any]
+    dense: dict[str, Tensor]
+    tables: list[SavedRows]
+    notes: dict[str, str]
 
 
 def is_nvidia(path: str | os.PathLike) -> bool:
@@ -44,24 +64,19 @@ def is_nvidia(path: str | os.PathLike) -> bool:
 
 
 def read_nvidia(
-    path: str | os.PathLike, feature_order: str | None = None, any_order: bool = False
-) -> SavedModel:
-    """Reads a directory of NVIDIA's as a checkpoint of ours.
+    path: Path, feature_order: str | None = None, any_order: bool = False
+) -> NvidiaModel:
+    """Reads a directory of NVIDIA's.
 
     Args:
         feature_order: order of its vectors, one of `FEATURE_ORDERS`; None reads it from metadata.
         any_order: assume the natural order if the metadata do not name one.
-
-    Returns:
-        The model. Its `config` has under "nvidia" the order and its source, and all that is needed
-        to write the same directory again.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or would run code, sizes do not fit together, or the order
             is unknown.
     """
-    path = Path(path)
     metadata = _metadata(path, feature_order, any_order)
     theirs, data, own = (_dict_in(metadata, key) for key in ("config", "data", _OURS))
     bottom, top = _mlps(path)
@@ -76,9 +91,13 @@ def read_nvidia(
     order = order or list(range(len(tables)))
     first, bias = top[0]
     interaction = _interaction(path, theirs, len(tables), dim, first.shape[1])
-    padding = first.shape[1] - len(_columns(interaction, order, dim))
-    top[0] = (_to_ours(first, interaction, order, dim), bias)
-    step = data.get("step")
+    columns = _columns(interaction, order, dim)
+    padding = first.shape[1] - len(columns)
+    dots = interaction in _DOTS
+    width = ops.interaction_width(len(order), dim) if dots else len(columns)
+    ours = first.new_zeros(len(first), width)
+    ours[:, columns] = first[:, : len(columns)]
+    top[0] = (_with_padding(ours, first, len(columns)), bias)
     config = {
         "flags": _plain(theirs),
         "dataset": {"table sizes": rows},
@@ -93,21 +112,14 @@ def read_nvidia(
     }
     if not own:  # otherwise it is there already, if the model has it
         config[_RECORD] = {"feature_order": order, "padding": padding, "data": _plain(data)}
+    progress = {"step": _plain(data.get("step")), "best": {}, "history": []}
     notes = {"feature order": f"{order}, {reason}", "interaction padding": str(padding)}
-    return SavedModel(
-        path,
-        "nvidia",
-        config,
-        {"step": _plain(step), "best": {}, "history": [], **_dict_in(own, "progress")},
-        _dense(bottom, top),
-        tables,
-        attached=attached_to(path),
-        notes=notes,
-    )
+    progress |= _dict_in(own, "progress")
+    return NvidiaModel(config, progress, _dense(bottom, top), tables, notes)
 
 
 def write_nvidia(
-    saved: SavedModel,
+    saved: "Checkpoint",
     directory: str | os.PathLike,
     feature_order: str | None = None,
     padding: str | None = None,
@@ -117,7 +129,7 @@ def write_nvidia(
     Args:
         directory: must not exist, or be empty.
         feature_order: natural or size_sorted; None is the order of the directory that the model was
-            made from, otherwise natural.
+            made from, otherwise size_sorted, which NVIDIA's present code loads on one GPU.
         padding: one of `PADDINGS`, the zeros after the dots; None is the padding of the directory
             that the model was made from, otherwise a multiple of 8.
 
@@ -128,75 +140,70 @@ def write_nvidia(
         ValueError: NVIDIA's code does not have such a model.
         OSError: the directory cannot be written, or already exists.
     """
-    _check_dlrm(saved)
-    flags, record = saved.config.get("flags", {}), saved.config.get(_RECORD, {})
+    flags, record = saved.config["flags"], saved.config.get(_RECORD, {})
+    interaction = flags.get("interaction_op", "cuda_dot")
+    _check_supported(saved, interaction)
     rows, dim = [table.rows for table in saved.tables], saved.tables[0].dim
-    order = _sorted_by(rows, feature_order) if feature_order else None
-    order = order or record.get("feature_order") or _sorted_by(rows, NATURAL)
-    assert order is not None
-    interaction = _known_interaction(saved)
-    hidden = [f"top_mlp.{2 * i}" for i in range(len(_of(saved.dense, "top_mlp")))]
-    first = _layer(saved.dense, hidden[0] if hidden else "output")[0]
-    to_8 = -len(_columns(interaction, order, dim)) % 8
-    zeros = {None: record.get("padding", to_8), ONE: 1, MULTIPLE_OF_8: to_8}[padding]
-    top = [_layer(saved.dense, name) for name in [*hidden, "output"]]
-    zeros = zeros if interaction in _DOTS else 0
-    top[0] = (_to_theirs(first, interaction, order, dim, zeros), top[0][1])
-    last = dict(zip(("weight", "bias"), top.pop(), strict=True))
+    order = None if feature_order else record.get("feature_order")
+    order = order or _sorted_by(rows, feature_order or SIZE_SORTED)
+    columns = _columns(interaction, order, dim)
+    zeros = 0
+    if interaction in _DOTS:
+        to_8 = -len(columns) % 8
+        zeros = {None: record.get("padding", to_8), ONE: 1, MULTIPLE_OF_8: to_8}[padding]
+    top = [*_layers_of(saved.dense, "top_mlp"), _layer(saved.dense, "output")]
+    ours, bias = top[0]
+    first = ours.new_zeros(len(ours), len(columns) + zeros)
+    first[:, : len(columns)] = ours[:, columns]
+    top[0] = (_with_padding(first, ours, len(columns)), bias)
+    weight, bias = top.pop()
     config = {k: v for k, v in saved.config.items() if k not in ("optimizers", "tables")}
     mapping = {"bottom_mlp": 0, "embedding": [order], "vectors_per_gpu": [len(order) + 1]}
     data = {"epoch": 0, "step": saved.progress.get("step", 0), "device_mapping": mapping}
     if order == record.get("feature_order"):
         data |= record["data"]
+    own = {"config": config, "progress": saved.progress}
+    files: dict[str, Any] = {
+        "bottom_model.mlp.pt": _lists(_layers_of(saved.dense, "bottom_mlp")),
+        "top_model.mlp.pt": _lists(top),
+        "top_model.out.pt": {"weight": weight, "bias": bias},
+        "metadata.pt": {"data": data, "config": flags, _OURS: own},
+    }
+    for index, size in enumerate(rows):
+        files[f"embeddings.{index}.meta.pt"] = {"shape": torch.Size((size, dim))}
     with atomic_directory(directory) as staging:
-        _save(staging / "bottom_model.mlp.pt", _of(saved.dense, "bottom_mlp"))
-        _save(staging / "top_model.mlp.pt", top)
-        torch.save(last, staging / "top_model.out.pt")
+        for name, content in files.items():
+            torch.save(content, staging / name)
         for index, table in enumerate(saved.tables):
-            table.copy_to(staging / f"bottom_model.embeddings.{index}.bin")
-            meta = {"shape": torch.Size((table.rows, dim))}
-            torch.save(meta, staging / f"embeddings.{index}.meta.pt")
-        own = {"config": config, "progress": saved.progress}
-        torch.save({"data": data, "config": flags, _OURS: own}, staging / "metadata.pt")
+            with open(staging / f"bottom_model.embeddings.{index}.bin", "wb") as file:
+                for _, block in table.blocks():
+                    file.write(block.data)
         for folder in saved.attached:
             shutil.copytree(folder, staging / folder.name)
     return order
 
 
-Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
-
-
-def _check_dlrm(saved: SavedModel) -> None:
+def _check_supported(saved: "Checkpoint", interaction: str) -> None:
+    """Raises ValueError unless NVIDIA's code has such a model."""
     parts = {name.split(".")[0] for name in saved.dense}
-    known = {"bottom_mlp", "top_mlp", "output"}
-    if not saved.tables or parts | {"top_mlp"} != known:
+    if not saved.tables or parts | {"top_mlp"} != {"bottom_mlp", "top_mlp", "output"}:
         raise ValueError(
             f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
-    if saved.config.get("dataset", {}).get("field tables"):
-        raise ValueError(
-            f"{saved.path}: expected a table for each field, got fields that share one (table in "
-            "the schema), which NVIDIA's code does not have, so the model cannot be written for it"
-        )
-    flags = saved.config.get("flags", {})
+    flags = saved.config["flags"]
     own = [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]
-    own += ["--ema_decay"] if flags.get("ema_decay") is not None else []
+    if flags.get("ema_decay") is not None:
+        own.append("--ema_decay")
+    if interaction not in _INTERACTIONS:
+        own.append(f"--interaction_op {interaction}")
+    if saved.config["dataset"].get("field tables"):
+        own.append("fields that share a table")
     if own:
         raise ValueError(
             f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "
             "written for it"
         )
-
-
-def _known_interaction(saved: SavedModel) -> str:
-    found = saved.config.get("flags", {}).get("interaction_op", "cuda_dot")
-    if found not in _INTERACTIONS:
-        raise ValueError(
-            f"{saved.path}: --interaction_op {found}: NVIDIA's code has {', '.join(_INTERACTIONS)} "
-            "only, so the model cannot be written for it"
-        )
-    return found
 
 
 def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[str, Any]:
@@ -233,43 +240,39 @@ def _load(path: Path) -> Any:
         raise ValueError(f"{path}: damaged ({str(error).splitlines()[0]})") from error
 
 
+def _read(path: Path, expected: str, form: Callable[[Any], Any]) -> Any:
+    """Returns a part of the content of a file, which has another form if `form` fails."""
+    found = _load(path)
+    try:
+        return form(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: expected {expected}, got {error!r}") from error
+
+
 def _mlps(path: Path) -> tuple[list[Layer], list[Layer]]:
     """Returns the layers of the bottom and the top MLP, whose sizes must match in sequence."""
-    bottom, top = _layers(path / "bottom_model.mlp.pt"), _layers(path / "top_model.mlp.pt")
-    top.append(_last_layer(path / "top_model.out.pt"))
-    for file, layers in (("bottom_model.mlp.pt", bottom), ("top_model.out.pt", top)):
-        _check_chain(path / file, layers)
+
+    def layers(found: Any) -> list[Layer]:
+        pairs = zip(found["weights"], found["biases"], strict=True)
+        return [_checked_layer(weight, bias) for weight, bias in pairs]
+
+    bottom_file, top_file, last_file = (
+        path / f"{name}.pt" for name in ("bottom_model.mlp", "top_model.mlp", "top_model.out")
+    )
+    lists = "lists of weights and biases of the same length"
+    bottom, top = (_read(file, lists, layers) for file in (bottom_file, top_file))
+    last = "a weight and a bias"
+    top.append(_read(last_file, last, lambda found: _checked_layer(found["weight"], found["bias"])))
+    _check_chain(bottom_file, bottom)
+    _check_chain(last_file, top)
     return bottom, top
 
 
-def _layers(path: Path) -> list[Layer]:
-    found = _load(path)
-    try:
-        weights, biases = found["weights"], found["biases"]
-        return [(_matrix(w), _plain_tensor(b)) for w, b in zip(weights, biases, strict=True)]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: expected lists of weights and biases of the same length, got {error!r}"
-        ) from error
-
-
-def _last_layer(path: Path) -> Layer:
-    found = _load(path)
-    try:
-        return _matrix(found["weight"]), _plain_tensor(found["bias"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: expected a weight and a bias, got {error!r}") from error
-
-
-def _matrix(weight: Tensor) -> Tensor:
+def _checked_layer(weight: Tensor, bias: Tensor) -> Layer:
+    """Returns float32 without gradients: NVIDIA's program saves parameters as such."""
     if weight.ndim != 2:
         raise ValueError(f"a weight of shape {list(weight.shape)}")
-    return _plain_tensor(weight)
-
-
-def _plain_tensor(tensor: Tensor) -> Tensor:
-    """Returns float32 without a gradient: NVIDIA's program saves parameters as such."""
-    return tensor.detach().float()
+    return weight.detach().float(), bias.detach().float()
 
 
 def _check_chain(path: Path, layers: list[Layer]) -> None:
@@ -297,17 +300,18 @@ def _tables(path: Path, dim: int) -> list[SavedRows]:
         if file.name not in names:
             raise FileNotFoundError(f"{file}: missing, though there are {len(names)} tables")
         meta = path / f"embeddings.{index}.meta.pt"
-        found = _load(meta)
-        try:
-            rows, found_dim = (int(size) for size in found["shape"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{meta}: expected a shape of two sizes, got {error!r}") from error
+        rows, found_dim = _read(meta, "a shape of two sizes", _two_sizes)
         if found_dim != dim:
             raise ValueError(
                 f"{meta}: rows of {found_dim}, but the bottom MLP in {path} gives vectors of {dim}"
             )
         tables.append(SavedRows(file, rows, dim))
     return tables
+
+
+def _two_sizes(found: Any) -> tuple[int, int]:
+    rows, dim = (int(size) for size in found["shape"])
+    return rows, dim
 
 
 def _order(
@@ -388,22 +392,6 @@ def _columns(interaction: str, order: list[int], dim: int) -> Tensor:
     return torch.cat([torch.arange(dim), dim + high * (high - 1) // 2 + low])
 
 
-def _to_ours(theirs: Tensor, interaction: str, order: list[int], dim: int) -> Tensor:
-    columns = _columns(interaction, order, dim)
-    dots = interaction in _DOTS
-    width = ops.interaction_width(len(order), dim) if dots else len(columns)
-    ours = theirs.new_zeros(len(theirs), width)
-    ours[:, columns] = theirs[:, : len(columns)]
-    return _with_padding(ours, theirs, len(columns))
-
-
-def _to_theirs(ours: Tensor, interaction: str, order: list[int], dim: int, padding: int) -> Tensor:
-    columns = _columns(interaction, order, dim)
-    theirs = ours.new_zeros(len(ours), len(columns) + padding)
-    theirs[:, : len(columns)] = ours[:, columns]
-    return _with_padding(theirs, ours, len(columns))
-
-
 def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
     """Copies the columns of padding that both have, so that they are kept; inputs are zero."""
     end = min(target.shape[1], source.shape[1])
@@ -413,29 +401,26 @@ def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
 
 def _dense(bottom: list[Layer], top: list[Layer]) -> dict[str, Tensor]:
     """Returns layers by our names."""
+    named = [(f"bottom_mlp.{2 * i}", layer) for i, layer in enumerate(bottom)]  # ReLUs are between
+    named += [(f"top_mlp.{2 * i}", layer) for i, layer in enumerate(top[:-1])]
     dense: dict[str, Tensor] = {}
-    for name, layers in (("bottom_mlp", bottom), ("top_mlp", top[:-1])):
-        for index, layer in enumerate(layers):
-            dense |= _named(f"{name}.{2 * index}", layer)  # ReLUs are between
-    return dense | _named("output", top[-1])
+    for name, (weight, bias) in [*named, ("output", top[-1])]:
+        dense |= {f"{name}.weight": weight.contiguous(), f"{name}.bias": bias.contiguous()}
+    return dense
 
 
-def _named(name: str, layer: Layer) -> dict[str, Tensor]:
-    return {f"{name}.weight": layer[0].contiguous(), f"{name}.bias": layer[1].contiguous()}
-
-
-def _layer(dense: dict[str, Tensor], name: str) -> Layer:
+def _layer(dense: Mapping[str, Tensor], name: str) -> Layer:
     return dense[f"{name}.weight"], dense[f"{name}.bias"]
 
 
-def _of(dense: dict[str, Tensor], mlp: str) -> list[Layer]:
+def _layers_of(dense: Mapping[str, Tensor], mlp: str) -> list[Layer]:
     """Returns the layers of an MLP in order."""
     names = {name.rpartition(".")[0] for name in dense if name.startswith(f"{mlp}.")}
     return [_layer(dense, name) for name in sorted(names, key=lambda n: int(n.split(".")[1]))]
 
 
-def _save(path: Path, layers: list[Layer]) -> None:
-    torch.save({"weights": [w for w, _ in layers], "biases": [b for _, b in layers]}, path)
+def _lists(layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
+    return {"weights": [w for w, _ in layers], "biases": [b for _, b in layers]}
 
 
 def _plain(value: Any) -> Any:

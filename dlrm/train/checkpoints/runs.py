@@ -1,17 +1,19 @@
-"""Finished and unfinished runs, read from their checkpoints and logs."""
+"""Finished and unfinished runs, read from their checkpoints and logs, and their summaries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import parse_json, read_bytes
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.directory import run_directory
+from dlrm.documents import json_text, parse_json, read_bytes, read_json, with_nan
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.directory import best_checkpoint, run_directory
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 _LOG, _PREFIX = "log.json", "DLLL "
 _MAX_LOG_BYTES = 1 << 28
+_RESULTS = "results.json"  # in a checkpoint: the summary of a training by `dlrm.fit`
 # Flags that name files or what a terminal shows, and do not affect the training.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "output_dir", "resume"),
@@ -42,23 +44,19 @@ class SavedRun:
 
 def read_run(checkpoint: Path) -> SavedRun:
     """Reads a run from a checkpoint and the log beside it."""
-    config, progress = read_config(checkpoint), read_progress(checkpoint)
-    folder = run_directory(checkpoint.absolute().parent)
-    best = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
-    metrics = dict(best)
-    for log in (checkpoint.parent / _LOG, folder / _LOG):
-        if log.is_file():
-            metrics |= _summary(log)
-            break
-    history = progress.get("history", [])
-    curve = progress.get("curve") or [entry for entry in history if "lr" in entry]
+    saved = Checkpoint(checkpoint)
+    folder = checkpoint.absolute().parent
+    best = {k: v for k, v in saved.progress.get("best", {}).items() if k not in ("step", "epoch")}
+    logs = [folder / _LOG, run_directory(folder) / _LOG]
+    log = next((file for file in logs if file.is_file()), None)
+    history = saved.progress.get("history", [])
     return SavedRun(
-        {k: v for k, v in config["flags"].items() if k not in _PLACES},
-        metrics,
+        {k: v for k, v in saved.config["flags"].items() if k not in _PLACES},
+        best | (_summary(log) if log else {}),
         list(best),
-        curve,
+        saved.progress.get("curve") or [entry for entry in history if "lr" in entry],
         [entry for entry in history if "lr" not in entry],
-        Roles.from_config(config) or OF_NVIDIA,
+        Roles.from_config(saved.config) or OF_NVIDIA,
     )
 
 
@@ -80,3 +78,32 @@ def different_flags(runs: Sequence[SavedRun]) -> list[str]:
     """Returns the flags in which runs differ; one that a run lacks counts as None."""
     names = dict.fromkeys(name for one in runs for name in one.flags)
     return [n for n in names if len({repr(one.flags.get(n)) for one in runs}) > 1]
+
+
+def write_results(checkpoint: Path, results: Mapping[str, Any]) -> None:
+    """Replaces a checkpoint by one with the summary of its training, as `dlrm.fit` has it.
+
+    Raises:
+        OSError, ValueError: it cannot be written, or the checkpoint is damaged.
+    """
+    texts = {_RESULTS: json_text(dict(results), indent=1) + "\n"}
+    Checkpoint(checkpoint).copy(checkpoint, texts, replace="checkpoint", is_linked=True)
+
+
+def read_results(checkpoint: Path) -> dict[str, Any]:
+    """Returns the summary of a checkpoint's training, or what its progress and log say of it.
+
+    The metrics of rows that were never chosen on are in the log of a command, which is read for the
+    run's best checkpoint only. Without a readable checkpoint the result is empty.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        saved = Checkpoint(checkpoint)
+        if _RESULTS in saved.manifest["files"]:
+            saved.verify(lambda name: name == _RESULTS)
+            return with_nan(read_json(checkpoint / _RESULTS))
+        run = read_run(checkpoint)
+        is_best = best_checkpoint(checkpoint.parent) == checkpoint
+        others = {n: v for n, v in run.metrics.items() if n not in run.tested and is_best}
+        tested = {f"{run.roles.chooses}_{name}": run.metrics[name] for name in run.tested}
+        return {**tested, **others, **run.roles.facts()}
+    return {}

@@ -1,41 +1,36 @@
-"""The state of a model and its optimizers that a checkpoint holds, and access to it."""
+"""The state of a model and its optimizers that a checkpoint holds, and files of tensors."""
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
-from dlrm.documents import brief, read_json
-from dlrm.train.checkpoints.description import CONFIG
+from dlrm.documents import brief
 
-LOW = "_low"  # suffix of the name of a buffer of lower halves
-INTEGER = ":int"  # marks state that is a Python integer, not a tensor
+_LOW = "_low"  # suffix of the name of a buffer of lower halves
 
 
 class TablePart(NamedTuple):
     """The part of a table that a parameter holds.
 
     Attributes:
-        begin: the first of its rows that belong to this table.
-        end: the row after the last.
+        rows: the rows of the parameter that belong to this table.
         piece: the rows of the table that these are.
     """
 
     table: int
     weight: nn.Parameter
-    begin: int
-    end: int
+    rows: slice
     piece: Piece
 
 
@@ -59,6 +54,10 @@ class Parameters:
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
 
+    def averaged(self) -> "Parameters":
+        """Returns parameters whose model loads, if saved, the EMA of the weights."""
+        return replace(self, average=self.dense())
+
     @property
     def random(self) -> torch.Generator | None:
         """Returns the model's own generator, or None if it draws from torch's default ones."""
@@ -68,14 +67,14 @@ class Parameters:
         """Returns name -> tensor for everything in the model's state except tables."""
         tables = {id(parameter) for parameter, _ in self.tables}
         names = {name for name, value in self.model.named_parameters() if id(value) in tables}
-        names |= {name + LOW for name in names}
+        names |= {name + _LOW for name in names}
         return {n: v for n, v in self.model.state_dict().items() if n not in names}
 
     def lower_halves(self) -> dict[int, Tensor]:
         """Returns `id` of a bfloat16 parameter -> lower halves of its values."""
         buffers = dict(self.model.named_buffers())
         names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())
-        return {key: buffers[name + LOW] for name, key in names if name + LOW in buffers}
+        return {key: buffers[name + _LOW] for name, key in names if name + _LOW in buffers}
 
     def table_parts(self) -> Iterator[TablePart]:
         """Yields the parts of tables that this process holds."""
@@ -83,7 +82,7 @@ class Parameters:
             begin = 0
             for number, piece in tables.items():
                 end = begin + piece.num_rows
-                yield TablePart(number, parameter, begin, end, piece)
+                yield TablePart(number, parameter, slice(begin, end), piece)
                 begin = end
 
     def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
@@ -93,81 +92,31 @@ class Parameters:
                 for parameter in group["params"]:
                     yield parameter, optimizer
 
+    def optimizer_state(
+        self,
+    ) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, float]], dict[str, Tensor]]:
+        """Splits the optimizers' state into that of table rows, that of whole tables, and the rest.
 
-def optimizer_state(
-    parameters: Parameters,
-) -> tuple[dict[int, dict[str, Tensor]], dict[int, dict[str, float]], dict[str, Tensor]]:
-    """Splits the optimizers' state into that of table rows, that of whole tables, and the rest.
-
-    Returns:
-        Parameter's `id` -> name -> tensor `[rows, ...]`; parameter's `id` -> name -> number,
-        for the parameters that hold tables; "parameter/name" -> tensor, for the others.
-    """
-    names = {id(parameter): name for name, parameter in parameters.model.named_parameters()}
-    tables = {id(parameter) for parameter, _ in parameters.tables}
-    rows: dict[int, dict[str, Tensor]] = {}
-    scalars: dict[int, dict[str, float]] = {}
-    others = {}
-    for weight, optimizer in parameters.optimizer_of():
-        key, in_table = id(weight), id(weight) in tables
-        for name, value in optimizer.state.get(weight, {}).items():
-            if not isinstance(value, Tensor | int):
-                continue
-            if not in_table:
-                mark = "" if isinstance(value, Tensor) else INTEGER
-                others[f"{names[key]}/{name}{mark}"] = torch.as_tensor(value)
-            elif isinstance(value, Tensor) and value.ndim:
-                rows.setdefault(key, {})[name] = value
-            else:
-                number = value.item() if isinstance(value, Tensor) else value
-                scalars.setdefault(key, {})[name] = number
-    return rows, scalars, others
-
-
-def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
-    """Reads a file of tensors.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or of another format; the message names it.
-    """
-    with _named(path):
-        return load_file(path)
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file of tensors, with the permissions of its directory.
-
-    safetensors makes files that only their user may read.
-    """
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:  # which has the number of the system's error as text
-        if number := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        raise OSError(f"{path}: {error}") from error
-    path.chmod(path.parent.stat().st_mode & 0o666)
-
-
-def tensor_shape(path: str | os.PathLike, name: str) -> list[int]:
-    """Returns the shape of a tensor; reads only the header of its file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or has no such tensor; the message names it.
-    """
-    with _named(path), safe_open(path, "pt") as tensors:
-        return tensors.get_slice(name).get_shape()
-
-
-@contextmanager
-def _named(path: str | os.PathLike) -> Iterator[None]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: missing")
-    try:
-        yield
-    except (SafetensorError, RuntimeError, KeyError, TypeError, OSError) as error:
-        raise ValueError(f"{path}: damaged, or no safetensors ({brief(error)})") from None
+        Returns:
+            Parameter's `id` -> name -> tensor `[rows, ...]`; parameter's `id` -> name -> number,
+            for the parameters that hold tables; "parameter/name" -> tensor, for the others.
+        """
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        rows: dict[int, dict[str, Tensor]] = {id(parameter): {} for parameter, _ in self.tables}
+        scalars: dict[int, dict[str, float]] = {key: {} for key in rows}
+        others = {}
+        for weight, optimizer in self.optimizer_of():
+            key = id(weight)
+            for name, value in optimizer.state.get(weight, {}).items():
+                if not isinstance(value, Tensor):
+                    continue
+                if key not in rows:
+                    others[f"{names[key]}/{name}"] = value
+                elif value.ndim:
+                    rows[key][name] = value
+                else:
+                    scalars[key][name] = value.item()
+        return rows, scalars, others
 
 
 def random_state_file(rank: int) -> str:
@@ -183,37 +132,41 @@ def random_state(own: torch.Generator | None = None) -> dict[str, Tensor]:
     return state if own is None else {**state, own.device.type: own.get_state()}
 
 
-def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` of a checkpoint, after checking the form of its sections and tables.
+def set_random_state(state: Mapping[str, Tensor], own: torch.Generator | None) -> None:
+    """Sets torch's generators, or the model's `own`, to a `random_state`."""
+    if own is not None:
+        if own.device.type in state:
+            own.set_state(state[own.device.type])
+        return
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
+    """Reads a file of tensors.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged; the message names the file and the entry.
+        ValueError: it is damaged, or of another format; the message names it.
     """
-    path = Path(directory, CONFIG)
-    sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
-    config = sections | read_json(path)
-    for name, kind in ((name, type(empty)) for name, empty in sections.items()):
-        if not isinstance(config[name], kind):
-            expected = "a map" if kind is dict else "a list"
-            raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
-    for index, table in enumerate(config["tables"]):
-        if not _is_table(table):
-            raise ValueError(
-                f"{path}: tables: entry {index}: expected rows, dim and the names of its state, "
-                f"got {brief(table)}"
-            )
-    return config
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    try:
+        return load_file(path)
+    except (SafetensorError, RuntimeError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{path}: damaged, or no safetensors ({brief(error)})") from None
 
 
-def _is_table(table: Any) -> bool:
-    if not isinstance(table, dict) or not isinstance(table.get("state"), list):
-        return False
-    counts = (table.get("rows"), table.get("dim"))
-    numbers = table.get("scalars", {})
-    return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(name, str) and name.isidentifier() for name in table["state"])
-        and isinstance(numbers, dict)
-        and all(type(number) in (int, float) for number in numbers.values())
-    )
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a file of tensors, with the permissions of its directory.
+
+    safetensors makes files that only their user may read.
+    """
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:  # which has the number of the system's error as text
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise OSError(f"{path}: {error}") from error
+    path.chmod(path.parent.stat().st_mode & 0o666)

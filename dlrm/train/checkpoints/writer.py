@@ -1,12 +1,13 @@
-"""Writes one checkpoint with all ranks, each its own tables, now or while training runs."""
+"""Writes a checkpoint with all ranks, each its own tables, now or while training runs."""
 
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,29 +15,32 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
-from dlrm.files import StagedDirectory, errors_named
-from dlrm.manifest import Checksum, checksum
+from dlrm.documents import json_text
+from dlrm.files import atomic_directory, errors_named, link_or_copy
+from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
-from dlrm.train.checkpoints.description import describe
-from dlrm.train.checkpoints.state import (
-    Parameters,
-    optimizer_state,
-    random_state,
-    random_state_file,
-    write_tensors,
-)
+from dlrm.train.checkpoints.state import Parameters, random_state, random_state_file, write_tensors
+from dlrm.train.checkpoints.tables import SavedRows
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
+CONFIG, PROGRESS = "config.json", "progress.json"
 _ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
 _WRITERS = 2  # while one waits for the disk, the other computes checksums
 
 
-class _Ours(NamedTuple):
-    """The part of a rank.
+class CopiedFile(NamedTuple):
+    """A file of another checkpoint, with its checksum; it is linked unless it is to be copied."""
 
-    Attributes:
-        checksums: of its files that are whole, by name.
-        tables: entries of `config.json`, by table.
-    """
+    path: Path
+    checksum: str
+    is_copied: bool = False
+
+
+Content: TypeAlias = "_Rows | SavedRows | Mapping[str, Tensor] | CopiedFile | str"
+
+
+class _Written(NamedTuple):
+    """The part of a rank: checksums of its whole files by name, and entries of `config.json`."""
 
     checksums: dict[str, str]
     tables: dict[int, dict[str, Any]]
@@ -49,10 +53,11 @@ class CheckpointWriter:
     Args:
         directory: must not exist, or be empty; it appears once it is complete, or not at all. All
             ranks see the same directory.
-        config: configuration of the run, JSON values.
-        progress: progress of the run, JSON values.
+        content: the state to save, or the contents of the files, by name.
+        config, progress: of the run, JSON values; None if the files of `content` describe it.
         attached: directories to copy into the checkpoint under their names.
         in_background: copy the state in memory, and write while the training continues.
+        replace: see `atomic_directory`.
 
     Raises:
         OSError: the checkpoint cannot be written.
@@ -61,35 +66,41 @@ class CheckpointWriter:
     def __init__(
         self,
         directory: str | os.PathLike,
-        parameters: Parameters,
-        config: dict[str, Any],
-        progress: dict[str, Any],
+        content: "Parameters | Mapping[str, Content]",
+        config: Mapping[str, Any] | None = None,
+        progress: Mapping[str, Any] | None = None,
         attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
+        replace: bool | str = False,
     ):
         self._world, self._config, self._progress = world, config, progress
         self._attached, self._copy = attached, in_background
-        self._staged: StagedDirectory | None = None  # of the first rank
+        self._final, self._stack = Path(directory).absolute(), ExitStack()
+        self._staging = Path()
         with agreed(world, OSError):
             if world.rank == 0:
-                self._staged = StagedDirectory(directory)
-                (self._staged.path / "tables").mkdir()
-        staging = from_first(self._staged.path if self._staged else None, world)
-        assert staging is not None
-        self._staging = staging
+                staged = atomic_directory(directory, replace)
+                self._staging = self._stack.enter_context(staged)
+                (self._staging / "tables").mkdir()
+        self._staging = from_first(self._staging, world)
         self._tables: dict[int, dict[str, Any]] = {}
-        self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        self._kinds: list[str] = []
+        files = self._files(content) if isinstance(content, Parameters) else [*content.items()]
+        for name, made in files:
+            (self._staging / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(made, SavedRows):
+                entry = {"rows": made.rows, "dim": made.dim, "state": []}
+                self._tables[int(Path(name).stem)] = entry
         writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="dlrm-checkpoint")
-        self._written: list[tuple[str, Future[str | None]]] = [
-            (name, writers.submit(_write, self._staging / name, content))
-            for name, content in self._files(parameters)
+        self._files_written: list[tuple[str, Future[str | None]]] = [
+            (name, writers.submit(_write, self._staging / name, made)) for name, made in files
         ]
         writers.shutdown(wait=False)
 
     def written(self) -> bool:
         """Returns whether this rank has nothing left to write."""
-        return all(future.done() for _, future in self._written)
+        return all(future.done() for _, future in self._files_written)
 
     def finish(self) -> None:
         """Waits for all ranks and publishes the checkpoint.
@@ -97,40 +108,33 @@ class CheckpointWriter:
         Raises:
             OSError: a rank could not write; nothing is published.
         """
-        try:
+        with self._stack:
             with agreed(self._world, OSError):
-                found = {name: future.result() for name, future in self._written}
-                checksums = {name: sums for name, sums in found.items() if sums}
-            everyone = gather(_Ours(checksums, self._tables, self._kinds), self._world)
+                found = {name: future.result() for name, future in self._files_written}
+            checksums = {name: sums for name, sums in found.items() if sums}
+            everyone = gather(_Written(checksums, self._tables, self._kinds), self._world)
             with agreed(self._world, OSError):
-                if self._staged is not None:
-                    with errors_named(self._staged.final, self._staged.path):
+                if self._world.rank == 0:
+                    with errors_named(self._final, self._staging):
                         self._describe(everyone)
-                        self._staged.publish()
-        except BaseException:
-            if self._staged is not None:
-                self._staged.remove()
-            raise
+                    self._stack.close()
 
-    def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
+    def _files(self, parameters: Parameters) -> "list[tuple[str, Content]]":
         """Returns the files that this rank writes, with their contents."""
-        by_row, scalars, others = optimizer_state(parameters)
+        self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        by_row, scalars, others = parameters.optimizer_state()
         low = parameters.lower_halves()
-        files: list[tuple[str, _Rows | dict[str, Tensor]]] = []
-        for part in parameters.table_parts():
-            weight, own = part.weight, slice(part.begin, part.end)
-            state = by_row.get(id(weight), {})
-            rows, dim = part.piece.shape
-            entry = {"rows": rows, "dim": dim, "state": list(state)}
-            if numbers := scalars.get(id(weight)):
-                entry["scalars"] = numbers
-            self._tables[part.table] = entry
-            rest = low[id(weight)][own] if id(weight) in low else None
-            files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))
-            files += [
-                (f"tables/{part.table}.{name}.bin", self._rows(value[own], None, part.piece))
-                for name, value in state.items()
-            ]
+        files: list[tuple[str, Content]] = []
+        for number, weight, own, piece in parameters.table_parts():
+            state, (rows, dim) = by_row[id(weight)], piece.shape
+            self._tables[number] = {"rows": rows, "dim": dim, "state": list(state)}
+            if numbers := scalars[id(weight)]:
+                self._tables[number]["scalars"] = numbers
+            rest = self._snapshot(low[id(weight)][own]) if id(weight) in low else None
+            files.append((f"tables/{number}.bin", _Rows(self._snapshot(weight[own]), rest, piece)))
+            for name, value in state.items():
+                rows_of_state = _Rows(self._snapshot(value[own]), None, piece)
+                files.append((f"tables/{number}.{name}.bin", rows_of_state))
         files.append((random_state_file(self._world.rank), random_state(parameters.random)))
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
@@ -139,9 +143,6 @@ class CheckpointWriter:
                 if self._world.rank == 0 and (merged or name != "average"):
                     files.append((f"{name}.safetensors", merged))
         return files
-
-    def _rows(self, rows: Tensor, low: Tensor | None, piece: Piece) -> "_Rows":
-        return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low), piece)
 
     def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
         """Returns, on the first of the parts, the tensors of all parts; elsewhere nothing."""
@@ -156,14 +157,21 @@ class CheckpointWriter:
             return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
         return tensor.contiguous()
 
-    def _describe(self, everyone: "Sequence[_Ours]") -> None:
-        tables = dict(sorted(item for ours in everyone for item in ours.tables.items()))
-        kinds = max((ours.optimizers for ours in everyone), key=len)  # fewer without tables
-        config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
+    def _describe(self, everyone: Sequence[_Written]) -> None:
+        """Writes configuration, progress, model card and manifest, after all other files."""
         for folder in self._attached:
             shutil.copytree(folder, self._staging / folder.name)
-        checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}
-        describe(self._staging, config, self._progress, checksums)
+        if self._config is not None:
+            tables = dict(sorted(item for part in everyone for item in part.tables.items()))
+            kinds = max((part.optimizers for part in everyone), key=len)  # fewer without tables
+            config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
+            progress = self._progress or {}
+            for name, value in ((CONFIG, config), (PROGRESS, progress)):
+                _write(self._staging / name, json_text(value, indent=2) + "\n")
+            card = model_card(config, progress, (self._staging / "transform").is_dir())
+            _write(self._staging / MODEL_CARD, card)
+        checksums = {name: sums for part in everyone for name, sums in part.checksums.items()}
+        write_manifest(self._staging, "checkpoint", checksums)
 
 
 class _Rows:
@@ -176,35 +184,7 @@ class _Rows:
         assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
         self.rows, self.low, self.piece = rows, low, piece
 
-    def write(self, path: Path) -> str | None:
-        """Writes the rows; returns the checksum of the file, or None if they are a piece of it."""
-        if not self.piece.is_whole:
-            self._write_piece(path)
-            return None
-        sums = Checksum()
-        with open(path, "wb", buffering=0) as file:
-            for _, block in self._blocks():
-                data = block.data.cast("B")
-                sums.update(data)
-                while len(data):
-                    data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        return str(sums)
-
-    def _write_piece(self, path: Path) -> None:
-        """Writes the rows at their place in the file, by a memory map."""
-        shape = self.piece.shape[: self.rows.ndim]
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            # Reserve space first: on a full disk, writing to a memory map crashes the process.
-            os.posix_fallocate(file.fileno(), 0, max(4 * math.prod(shape), 1))
-            whole = np.memmap(file, np.float32, "r+", shape=shape)
-            target = whole[slice(*self.piece.rows)]
-            for begin, block in self._blocks():
-                target[begin : begin + len(block)] = block
-            whole.flush()
-            os.fsync(file.fileno())
-
-    def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields rows in float32, some at a time, with the number of the first."""
         for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
             block = self.rows[begin : begin + _ROWS_AT_ONCE]
@@ -212,11 +192,40 @@ class _Rows:
                 block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
             yield begin, block.cpu().numpy()
 
+    @property
+    def place(self) -> int:
+        """The byte of the file at which the rows begin."""
+        return 4 * self.piece.rows[0] * math.prod(self.rows.shape[1:])
 
-def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
+
+def _write(path: Path, content: Content) -> str | None:
     """Writes a file through to the disk; returns its checksum, or None for a piece of one."""
     with errors_named(path):
-        if isinstance(content, _Rows):
-            return content.write(path)
-        write_tensors(content, path)
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        elif isinstance(content, CopiedFile):
+            copy = shutil.copyfile if content.is_copied else link_or_copy
+            copy(str(content.path), str(path))
+            return content.checksum
+        elif isinstance(content, Mapping):
+            write_tensors(content, path)
+        elif isinstance(content, SavedRows):
+            return _write_blocks(path, content.blocks())
+        else:
+            sums = _write_blocks(path, content.blocks(), content.place)
+            return sums if content.piece.is_whole else None
         return checksum(path)
+
+
+def _write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: int = 0) -> str:
+    """Writes blocks of rows from a place in the file on; returns their checksum."""
+    sums = Checksum()
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+        file.seek(place)
+        for _, block in blocks:
+            data = block.data.cast("B")
+            sums.update(data)
+            while len(data):
+                data = data[file.write(data) :]
+        os.fsync(file.fileno())
+    return str(sums)

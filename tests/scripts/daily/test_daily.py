@@ -17,10 +17,8 @@ from test_documented_commands import MODEL
 
 from dlrm.locks import try_lock
 from dlrm.scripts.commands import COMMANDS, run
-from dlrm.scripts.daily import command
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 FLAGS = "\n".join(["--batch_size=128", "--lr=0.01", "--mlp_optimizer=adam", *MODEL])
 SCHEMA = """\
@@ -35,10 +33,8 @@ categorical:
 
 
 @pytest.fixture
-def logs(tmp_path, monkeypatch):
-    """A folder for the days of `daily_steps.daily`, whose steps are taken back afterward."""
-    for name in ("run_step", "FeatureSpec"):
-        monkeypatch.setattr(command, name, getattr(command, name))
+def logs(tmp_path):
+    """A folder for the days of `daily_steps.daily`."""
     (tmp_path / "logs").mkdir()
     return tmp_path / "logs"
 
@@ -246,6 +242,8 @@ def test_the_regularization_of_the_recipe_falls_with_the_rows_of_all_days(tmp_pa
     flags = [f"--days={tmp_path / 'logs'}", f"--schema={tmp_path / 'schema.yaml'}"]
     flags += ["--input_format=csv", "--noheader", f"--output={tmp_path / 'chain'}"]
     assert run(COMMANDS["daily"], flags) == 0
-    runs = [find_checkpoint(tmp_path / "chain/days" / day / "run") for day in ("day_0", "day_1")]
-    found = [read_config(run)["flags"]["embedding_l2"] for run in runs]
+    runs = [
+        Checkpoint.open(tmp_path / "chain/days" / day / "run").path for day in ("day_0", "day_1")
+    ]
+    found = [Checkpoint(run).config["flags"]["embedding_l2"] for run in runs]
     assert found == pytest.approx([350 / 20_000, 350 / 40_000], rel=0.05)

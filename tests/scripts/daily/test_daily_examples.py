@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlrm.documents import read_yaml
-from dlrm.scripts.daily.__main__ import main
+from dlrm.scripts.daily import main
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples/daily"
 

@@ -13,21 +13,19 @@ from test_checkpoint import flip, parameters
 from toy import Line, Points, trainer
 
 from dlrm.manifest import write_manifest
-from dlrm.scripts.checkpoint.description import describe_run
-from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.scripts.checkpoint import describe_run
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
     best_checkpoint,
     best_record,
-    checkpoint_in_use,
-    find_checkpoint,
     last_checkpoint,
 )
 
 
 def save(run, step, best):
     progress = {"step": step, "best": {"auc": best / 100, "step": best} if best else {}}
-    save_checkpoint(run / f"step-{step:09d}", parameters(), {"flags": {}}, progress)
+    Checkpoint.save(run / f"step-{step:09d}", parameters(), {"flags": {}}, progress)
 
 
 def mark(run, step):
@@ -38,7 +36,9 @@ def test_the_newest_checkpoint_outdoes_a_pointer_that_a_killed_run_left_behind(t
     save(tmp_path, 2, 2)
     mark(tmp_path, 2)
     save(tmp_path, 4, 4)  # and killed before it was marked
-    assert best_checkpoint(tmp_path) == find_checkpoint(tmp_path) == tmp_path / "step-000000004"
+    assert (
+        best_checkpoint(tmp_path) == Checkpoint.open(tmp_path).path == tmp_path / "step-000000004"
+    )
     assert best_record(tmp_path) == {"auc": 0.04, "step": 4}
     assert [c["best"] for c in describe_run(tmp_path)["checkpoints"]] == [False, True]
     CheckpointDirectory(tmp_path).claim()
@@ -72,7 +72,7 @@ def test_any_flipped_bit_of_the_pointer_is_named(tmp_path):
             damaged[place] ^= bit
             pointer.write_bytes(damaged)
             with pytest.raises(ValueError, match=r"best\.json"):
-                find_checkpoint(tmp_path)
+                Checkpoint.open(tmp_path)
 
 
 def test_a_pointer_of_earlier_versions_is_read(tmp_path):
@@ -148,10 +148,10 @@ def test_a_run_that_was_killed_before_it_marked_its_best_goes_on_as_if_not(tmp_p
 def test_what_is_read_is_not_pruned_until_it_was_read(tmp_path):
     run = CheckpointDirectory(tmp_path, keep=1)
     run.save(1, parameters(), {"flags": {}}, {})
-    with checkpoint_in_use(tmp_path) as found:
+    with Checkpoint.held(tmp_path) as found:
         run.save(2, parameters(), {"flags": {}}, {})
-        load_checkpoint(found, parameters(trained=False))
-        assert found.is_dir()
+        found.load(parameters(trained=False))
+        assert found.path.is_dir()
     run.save(3, parameters(), {"flags": {}}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000003"]
 
@@ -162,7 +162,9 @@ def test_what_a_killed_process_was_removing_is_passed_over_and_then_removed(tmp_
     going.mkdir()
     (going / "manifest.json").write_text("{}")
     (tmp_path / ".best.json.partial-78").write_text("{")
-    assert find_checkpoint(tmp_path) == last_checkpoint(tmp_path) == tmp_path / "step-000000004"
+    assert (
+        Checkpoint.open(tmp_path).path == last_checkpoint(tmp_path) == tmp_path / "step-000000004"
+    )
     assert len(describe_run(tmp_path)["checkpoints"]) == 1
     CheckpointDirectory(tmp_path).claim()
     assert [path.name for path in tmp_path.glob(".*")] == []
@@ -173,12 +175,12 @@ def test_a_checkpoint_is_under_its_name_only_while_it_is_whole(tmp_path):
     run = CheckpointDirectory(tmp_path, keep=1)
     run.save(1, parameters(), {"flags": {}}, {})
     code = (
-        "import sys; from pathlib import Path; from dlrm.manifest import read_manifest\n"
-        "from dlrm.train.checkpoints.directory import checkpoint_in_use\n"
+        "import sys; from pathlib import Path\n"
+        "from dlrm.train.checkpoints.checkpoint import Checkpoint\n"
         "print('looks', flush=True)\n"
         "while not Path(sys.argv[1], 'over').exists():\n"
-        "    with checkpoint_in_use(sys.argv[1]) as found:\n"
-        "        read_manifest(found, 'checkpoint', check_crc=True)\n"
+        "    with Checkpoint.held(sys.argv[1]) as found:\n"
+        "        found.verify()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -204,7 +206,7 @@ def test_a_weight_that_is_no_number_is_named_and_nothing_is_loaded(tmp_path, val
     other = parameters(trained=False, seed=5)
     before = [table.clone() for table in other.model.embeddings.tables()]
     with pytest.raises(ValueError, match=rf"1\.bin: row \[17, 2\]: expected a finite .* {value}"):
-        load_checkpoint(path.parent.parent, other)
+        Checkpoint(path.parent.parent).load(other)
     assert all(map(torch.equal, other.model.embeddings.tables(), before))
 
 
@@ -212,17 +214,17 @@ def test_a_dense_weight_that_is_no_number_is_named(tmp_path):
     broken = parameters()
     with torch.no_grad():
         broken.model.top_mlp[0].weight[3, 1] = np.nan
-    save_checkpoint(tmp_path / "c", broken, {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", broken, {"flags": {}}, {})
     with pytest.raises(ValueError, match=r"dense\.safetensors: top_mlp\.0\.weight \[3, 1\]"):
-        load_checkpoint(tmp_path / "c", parameters(trained=False))
+        Checkpoint(tmp_path / "c").load(parameters(trained=False))
 
 
 def test_very_large_weights_are_numbers(tmp_path):
     large = parameters()
     with torch.no_grad():
         large.model.top_mlp[0].weight.fill_(3e38)  # the sum is infinite
-    save_checkpoint(tmp_path / "c", large, {"flags": {}}, {})
-    load_checkpoint(tmp_path / "c", parameters(trained=False))
+    Checkpoint.save(tmp_path / "c", large, {"flags": {}}, {})
+    Checkpoint(tmp_path / "c").load(parameters(trained=False))
 
 
 @pytest.mark.parametrize("step", ["1e999", "NaN", "-1", '"4"', "null"])
@@ -230,7 +232,7 @@ def test_a_pointer_to_a_step_that_is_none_is_named(tmp_path, step):
     save(tmp_path, 4, 4)
     (tmp_path / "best.json").write_text(f'{{"auc": 0.7, "step": {step}}}')
     with pytest.raises(ValueError, match=r"best\.json: expected the best step, got .*: damaged"):
-        find_checkpoint(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "progress.json", "dense.safetensors"])

@@ -11,14 +11,10 @@ from dlrm.distributed import World
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.train.checkpoints.checkpoint import (
-    Parameters,
-    check_unchanged,
-    load_checkpoint,
-    save_checkpoint,
-)
-from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.scripts.checkpoint import describe
+from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
+from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import table_optimizer
@@ -72,9 +68,9 @@ CLOSE = {"atol": 1e-4, "rtol": 1e-2}  # steps of 0.1; a bfloat16 weight may be t
 def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
     for writer, reader in {("cpu", device), (device, "cpu")}:
         whole = parameters(kind, device=writer, **tables)
-        save_checkpoint(tmp_path / f"on {writer}", whole, {"flags": {}}, {})
+        Checkpoint.save(tmp_path / f"on {writer}", whole, {"flags": {}}, {})
         loaded = parameters(kind, seed=9, trained=False, device=reader, **tables)
-        load_checkpoint(tmp_path / f"on {writer}", loaded, resume=True)
+        Checkpoint(tmp_path / f"on {writer}").load(loaded, resume=True)
         weights = [
             {name: value.cpu() for name, value in result.model.state_dict().items()}
             for result in (train(whole), train(loaded))
@@ -87,35 +83,35 @@ def test_a_run_goes_on_on_another_device(tmp_path, kind, tables, device):
 @pytest.mark.parametrize("writer", DTYPES, ids=DTYPE_NAMES)
 def test_tables_of_either_dtype_read_those_of_the_other(tmp_path, writer, reader):
     saved = parameters(**writer)
-    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", saved, {"flags": {}}, {})
     loaded = parameters(seed=2, trained=False, **reader)
-    load_checkpoint(tmp_path / "c", loaded)
+    Checkpoint(tmp_path / "c").load(loaded)
     assert all(map(torch.equal, tables(loaded), tables(saved)))
     x, ids = torch.ones(1, 2), torch.tensor([[1, 1, 1]])
     rounding = {"atol": 0.05, "rtol": 0.05} if BF16 in (reader, writer) else {}
     torch.testing.assert_close(loaded.model(x, ids), saved.model(x, ids), **rounding)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 6, 1 << 16])
-def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, rows_at_once):
-    monkeypatch.setattr("dlrm.train.checkpoints.checkpoint._ROWS_AT_ONCE", rows_at_once)
+@pytest.mark.parametrize("block_bytes", [1, 96, 1 << 24])
+def test_bfloat16_tables_are_float32_rows_on_disk(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr("dlrm.train.checkpoints.tables.BLOCK_BYTES", block_bytes)
     saved = parameters(**BF16)
-    save_checkpoint(tmp_path / "c", saved, {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", saved, {"flags": {}}, {})
     raw = np.fromfile(tmp_path / "c/tables/1.bin", dtype="<f4").reshape(20, 4)
     np.testing.assert_array_equal(raw, tables(saved)[1].numpy())
     assert not torch.equal(tables(saved)[1], tables(saved)[1].bfloat16().float())
     loaded = parameters(seed=2, trained=False, **BF16)
-    load_checkpoint(tmp_path / "c", loaded)
+    Checkpoint(tmp_path / "c").load(loaded)
     for name, value in saved.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], value), name
 
 
 def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     other = parameters(trained=False, seed=5, table_sizes=(7, 21, 3), top_mlp_sizes=(16, 1))
     before = tables(other)
     with pytest.raises(ValueError, match="another architecture") as error:
-        load_checkpoint(tmp_path / "c", other)
+        Checkpoint(tmp_path / "c").load(other)
     assert "table 1: [20, 4] in the checkpoint, [21, 4] here" in str(error.value)
     assert "top_mlp.0.weight: [8, 16] in the checkpoint, [16, 16] here" in str(error.value)
     assert "table 0" not in str(error.value)
@@ -130,9 +126,9 @@ def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
     ],
 )
 def test_a_checkpoint_with_other_tables_names_them_and_what_to_do(sizes, differs, tmp_path):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     with pytest.raises(ValueError, match="prepare the data with these fields") as error:
-        load_checkpoint(tmp_path / "c", parameters(trained=False, table_sizes=sizes))
+        Checkpoint(tmp_path / "c").load(parameters(trained=False, table_sizes=sizes))
     for line in differs:
         assert line in str(error.value)
     assert "table 0" not in str(error.value)
@@ -153,12 +149,12 @@ def test_a_checkpoint_with_other_tables_names_them_and_what_to_do(sizes, differs
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_changes_nothing(tmp_path, damage, message):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     damage(tmp_path / "c")
     other = parameters(trained=False, seed=5)
     before = tables(other)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_checkpoint(tmp_path / "c", other)
+        Checkpoint(tmp_path / "c").load(other)
     assert all(map(torch.equal, tables(other), before))
 
 
@@ -172,13 +168,13 @@ def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, 
     run = CheckpointDirectory(tmp_path / "run")
     run.save(1, parameters(), {"flags": {}}, {"step": 1})
     monkeypatch.setattr(
-        "dlrm.train.checkpoints.description.write_manifest",
+        "dlrm.train.checkpoints.writer.write_manifest",
         lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
     )
     with pytest.raises(OSError, match="No space left on device: .*step-000000002"):
         run.save(2, parameters(), {"flags": {}}, {"step": 2})
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-000000001"]
-    assert load_checkpoint(run.last(), parameters(trained=False)) == {"step": 1}
+    assert Checkpoint(run.last()).load(parameters(trained=False)) == {"step": 1}
 
 
 def test_a_half_written_checkpoint_is_passed_over_and_removed(tmp_path):
@@ -213,15 +209,15 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
             run.mark_best({"step": step})
     names = sorted(path.name for path in (tmp_path / "run").glob("step-*"))
     assert names == ["step-000000002", "step-000000004", "step-000000005"]
-    assert find_checkpoint(tmp_path / "run").name == "step-000000002"
-    assert find_checkpoint(tmp_path / "run/step-000000005").name == "step-000000005"
+    assert Checkpoint.open(tmp_path / "run").path.name == "step-000000002"
+    assert Checkpoint.open(tmp_path / "run/step-000000005").path.name == "step-000000005"
 
 
 def test_reading_a_runs_directory_changes_nothing_in_it(tmp_path):
     CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
     (tmp_path / ".step-000000002.partial-77").mkdir()  # being written by another process
     before = sorted(tmp_path.rglob("*"))
-    assert find_checkpoint(tmp_path).name == "step-000000001"
+    assert Checkpoint.open(tmp_path).path.name == "step-000000001"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -230,26 +226,26 @@ def test_a_damaged_note_of_the_best_is_named(tmp_path, content):
     CheckpointDirectory(tmp_path).save(1, parameters(), {"flags": {}}, {})
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(ValueError, match="best.json"):
-        find_checkpoint(tmp_path)
+        Checkpoint.open(tmp_path)
 
 
 def test_other_optimizers_are_refused_and_nothing_is_changed(tmp_path):
-    save_checkpoint(tmp_path / "c", parameters("adam"), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters("adam"), {"flags": {}}, {})
     other = parameters("sgd", trained=False, seed=5)
     before = tables(other)
     with pytest.raises(ValueError, match=r"optimizers \['RowAdam', 'Adam'\], here \['RowSGD'"):
-        load_checkpoint(tmp_path / "c", other, resume=True)
+        Checkpoint(tmp_path / "c").load(other, resume=True)
     assert all(map(torch.equal, tables(other), before))
 
 
 def test_a_directory_without_checkpoints_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint here"):
-        find_checkpoint(tmp_path)
+        Checkpoint.open(tmp_path)
     assert not any(tmp_path.iterdir())
 
 
 def test_no_pickle_is_written(tmp_path):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     suffixes = {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()}
     assert suffixes == {".json", ".safetensors", ".bin", ".md"}
     assert json.loads((tmp_path / "c/manifest.json").read_text())["kind"] == "checkpoint"
@@ -271,9 +267,9 @@ def neither_reads(checkpoint, message):
     own = ("kind", "version", "files", "own_crc32")
     write_manifest(checkpoint, "checkpoint", **{k: v for k, v in manifest.items() if k not in own})
     with pytest.raises(ValueError, match=message):
-        load_checkpoint(checkpoint, parameters(trained=False), resume=True)
+        Checkpoint(checkpoint).load(parameters(trained=False), resume=True)
     with pytest.raises(ValueError, match=message):
-        read_saved(checkpoint)
+        describe(checkpoint)
 
 
 def header(text, data=b""):
@@ -294,7 +290,7 @@ BAD_TENSORS = {
 @pytest.mark.parametrize("what", BAD_TENSORS)
 @pytest.mark.parametrize("name", ["dense", "optimizer"])
 def test_a_file_of_tensors_that_is_none_is_named(tmp_path, what, name):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     (tmp_path / "c" / f"{name}.safetensors").write_bytes(BAD_TENSORS[what])
     neither_reads(tmp_path / "c", rf"{name}\.safetensors: damaged, or no safetensors")
 
@@ -311,14 +307,14 @@ def test_a_file_of_tensors_that_is_none_is_named(tmp_path, what, name):
     ],
 )
 def test_a_configuration_of_another_form_is_named(tmp_path, text, message):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     (tmp_path / "c" / "config.json").write_text(text)
     neither_reads(tmp_path / "c", rf"config\.json: {message}")
 
 
 def test_a_link_out_of_a_checkpoint_is_refused(tmp_path):
-    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    Checkpoint.save(tmp_path / "c", parameters(), {"flags": {}}, {})
     (tmp_path / "c" / "tables" / "0.bin").rename(tmp_path / "0.bin")
     (tmp_path / "c" / "tables" / "0.bin").symlink_to(tmp_path / "0.bin")
     with pytest.raises(ValueError, match=r"'tables/0\.bin': .* symbolic link to .*0\.bin$"):
-        load_checkpoint(tmp_path / "c", parameters(trained=False))
+        Checkpoint(tmp_path / "c").load(parameters(trained=False))

@@ -3,16 +3,14 @@
 import re
 
 import dlrm
-from dlrm.train.checkpoints.checkpoint import read_progress
-from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.saved_model import read_saved, write_saved
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 
 def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained, tmp_path):
-    checkpoint = find_checkpoint(trained.checkpoint)
+    checkpoint = Checkpoint.open(trained.checkpoint).path
     card = (checkpoint / MODEL_CARD).read_text()
-    best = read_progress(checkpoint)["best"]
+    best = Checkpoint(checkpoint).progress["best"]
     assert f"# Model card: step {int(best['step'])}" in card
     assert f"| auc | {best['auc']:.6f} |" in card
     assert "* rows: train 4,000, test 1,000" in card
@@ -29,7 +27,7 @@ def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained,
     assert (names["scores"] == dlrm.load(checkpoint).predict(names["rows"])).all()
     commands = re.findall(r"^dlrm (\w+) --checkpoint THIS_DIRECTORY", card, re.MULTILINE)
     assert commands == ["predict", "evaluate"]
-    write_saved(read_saved(checkpoint), tmp_path / "copy")
+    Checkpoint(checkpoint).copy(tmp_path / "copy")
     assert "model.predict(rows)" in (tmp_path / "copy" / MODEL_CARD).read_text()
 
 

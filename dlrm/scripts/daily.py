@@ -1,32 +1,39 @@
-"""Learns the new days of a log, each after it has been judged."""
+"""Follows a log day by day; each day is judged before it is learned: dlrm daily
+
+    dlrm daily --days logs --schema schema.yaml --output chain
+
+The directory --days, or a URI, gets a file or a folder of rows each day. The command learns those
+that are new, in the order of their names: it evaluates the model of the day before on the day,
+prepares the day with the dictionaries of the day before, to which new values are added, and trains
+on with its rows alone. It prints a line for each day, and chain/daily.html has one for all days.
+
+The same command may run at any time, such as every hour: it learns no day twice, and resumes what
+was stopped or killed. The model of a day is chain/days/NAME/run.
+"""
 
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from dlrm.command_line import say, say_error
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
-from dlrm.flags import Values
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.locks import remove_unused, try_lock
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.metrics.table import title
-from dlrm.pages import Section, document, table
-from dlrm.remote.cache import Cache
-from dlrm.remote.edges import local_value, show_uris
-from dlrm.remote.store import find_entries
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.steps import StepError, run_step
-from dlrm.scripts.daily.flags import DailyConfig
-from dlrm.settings import settings_of
+from dlrm.scripts.common.table_flags import FilesConfig
+from dlrm.settings import REQUIRED, check_settings, setting, settings_of
 
 DAYS, LOG, PAGE = "days", "daily.log", "daily.html"
 # In the folder of a day: what it was begun with, its stages in their order, and the last mark.
@@ -37,8 +44,47 @@ _HEADS = ["day", "rows", "clicks", *map(title, _METRICS)]
 _INCOMPLETE = re.compile(r"(~|\.(part|partial|download|crdownload|te?mp|swp|bak|old|orig))$")
 
 
-def run(values: Values) -> int:
-    """Runs the command; returns the exit code."""
+@dataclass(frozen=True)
+class DailyConfig:
+    """The days, and how each is learned; field names are those of the flags."""
+
+    days: Path = setting(
+        REQUIRED,
+        "directory with a file or a folder for each day, named so that the names sort in the order "
+        "of time, such as 2026-11-20.csv, 2026-11-20T13.csv or day_3",
+        uri="own",
+    )
+    schema: Path = setting(REQUIRED, "schema.yaml", uri="read")
+    output: Path = setting(REQUIRED, "directory for the models, datasets and metrics of the days")
+    train_flags: Path | None = setting(
+        None,
+        "file of flags of dlrm train for the first day, such as best.flags of dlrm tune; later "
+        "days have its settings; default: --recipe auto",
+        uri="read",
+    )
+    epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)
+    keep: int = setting(3, "number of days whose datasets and models are kept", least=1)
+    cores: int | None = setting(None, "number of cores; default: all of this machine", least=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Days", DailyConfig), ("Files", FilesConfig), ("Files", TextFormat)])
+    hint = "the same command resumes the day"
+    return run_command(line, _run, __doc__, arguments, usage=2, at_store=_at_store, hint=hint)
+
+
+def _at_store(values: Values) -> tuple[str, ...]:
+    return ("days",) if is_uri(values["days"]) else ()
+
+
+def _run(values: Values) -> int:
+    from dlrm.remote.cache import Cache
+    from dlrm.remote.edges import local_value, show_uris
+
     own, cache = values.config(DailyConfig), None
     if is_uri(own.days):
         show_uris()
@@ -50,7 +96,7 @@ def run(values: Values) -> int:
     with os.fdopen(lock), open(output / LOG, "a", buffering=1, encoding="utf-8") as log:
         tidy_leftovers(output / DAYS)
         learner = _Learner(own, values, log, lock)
-        new = learner.new_days(find_days(own.days))
+        new = learner.new_days()
         learner.finish()
         width = max(map(len, ["day", *new]))
         say(_line(_HEADS, width) if new else f"nothing new since {learner.days[-1]['name']}")
@@ -79,11 +125,11 @@ def find_days(folder: Path) -> dict[str, Path | Uri]:
         ValueError: two entries are the same day.
     """
     if is_uri(folder):
+        from dlrm.remote.store import find_entries
+
         root = Uri.parse(folder).below("")
-        keys = (entry.key[len(root.key) :] for entry in find_entries(root))
-        places: list[Path | Uri] = [
-            root.below(name) for name in {key.partition("/")[0] for key in keys} - {""}
-        ]
+        keys = {entry.key[len(root.key) :].partition("/")[0] for entry in find_entries(root)}
+        places: list[Path | Uri] = [root.below(name) for name in keys - {""}]
     else:
         places = [*folder.iterdir()]
     days: dict[str, Path | Uri] = {}
@@ -108,6 +154,8 @@ class _Learner:
     """Learns days, one at a time; `days` are the records of those that are learned, in order."""
 
     def __init__(self, own: DailyConfig, values: Values, log: TextIO, lock: int) -> None:
+        from dlrm.data.schema.schema import Schema
+
         self._own, self._log, self._lock = own, log, lock
         self._folder = own.output.absolute() / DAYS
         records = [read_sealed(path, required=True) for path in self._folder.glob(f"*/{LEARNED}")]
@@ -117,10 +165,10 @@ class _Learner:
         self._format = {name: values[name] for name in names if name in values.given}
         self._judging = self._format | {"groups": groups[0] if groups else None, "bootstrap": 0}
 
-    def new_days(self, found: Mapping[str, Path | Uri]) -> dict[str, Path | Uri]:
+    def new_days(self) -> dict[str, Path | Uri]:
         """Returns the days that are not learned; raises ValueError if one is before the last."""
         names = [day["name"] for day in self.days]
-        new = {name: place for name, place in found.items() if name not in names}
+        new = {n: place for n, place in find_days(self._own.days).items() if n not in names}
         for name, place in new.items():
             if names and order_of(name) < order_of(names[-1]):
                 raise ValueError(f"{place}: is before {names[-1]}, which is learned; remove it")
@@ -133,6 +181,8 @@ class _Learner:
             ValueError, FileExistsError: the day is refused.
             StepError: a command failed.
         """
+        from dlrm.data.clicks.feature_spec import FeatureSpec
+
         folder = self._folder / name
         before = self._folder / self.days[-1]["name"] if self.days else None
         self._begin(folder, path)
@@ -158,10 +208,13 @@ class _Learner:
     def _begin(self, folder: Path, path: Path) -> None:
         """Makes the folder of a day, without stages of other rows, settings or days before."""
         files = sorted(file for file in [path, *path.rglob("*")] if file.is_file())
-        facts: dict[str, Any] = {"after": [day["name"] for day in self.days[-1:]]}
         stats = [(str(file.relative_to(path)), file.stat()) for file in files]
-        facts["files"] = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        facts |= {"format": self._format, "epochs": self._own.epochs}
+        facts: dict[str, Any] = {
+            "after": [day["name"] for day in self.days[-1:]],
+            "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+            "format": self._format,
+            "epochs": self._own.epochs,
+        }
         for name, file in (("schema", self._schema), ("train_flags", self._own.train_flags)):
             facts[name] = file and file.read_text(encoding="utf-8")
         begun = folder / BEGUN
@@ -178,22 +231,18 @@ class _Learner:
         flags = {"dataset": folder / DATASET, "save_checkpoint_path": folder / RUN, "resume": True}
         if before is not None:
             flags |= {"continue_from": before / RUN, "epochs": self._own.epochs}
-            if self._own.train_flags is None:
-                flags["embedding_l2"] = self._embedding_l2(before / RUN, rows)
+            if self._own.train_flags is None:  # the recipe's falls as rows grow
+                from dlrm.api.recipe import embedding_l2
+                from dlrm.train.checkpoints.checkpoint import Checkpoint
+
+                saved = Checkpoint.open(before / RUN).config["flags"]["embedding_l2"]
+                total = rows + sum(day["rows"] for day in self.days)
+                flags["embedding_l2"] = embedding_l2(total) if saved else None
             self._step("train", flags)
         elif (file := self._own.train_flags) is not None:
             self._step("train", flags | {"set_aside": 0}, [f"--flagfile={file.absolute()}"])
         else:
             self._step("train", flags | {"set_aside": 0, "recipe": "auto"})
-
-    def _embedding_l2(self, run: Path, rows: int) -> float | None:
-        """Returns the recipe's regularization for the rows of all days; it falls as they grow."""
-        from dlrm.api.recipe import embedding_l2
-        from dlrm.tasks.run import saved_flags
-        from dlrm.train.checkpoints.directory import find_checkpoint
-
-        saved = saved_flags(find_checkpoint(run), ["embedding_l2"])["embedding_l2"]
-        return embedding_l2(rows + sum(day["rows"] for day in self.days)) if saved else None
 
     def _step(self, name: str, flags: Mapping[str, Any], words: Sequence[str] = ()) -> None:
         held = [self._lock]
@@ -209,7 +258,6 @@ class _Learner:
 
 
 def _cells(day: Mapping[str, Any]) -> list[str]:
-    """Returns the cells of a day in the table of text and of the page."""
     metrics = (day["judged"][name] for name in _METRICS)
     shown = ["-" if value is None else f"{value:.4f}" for value in metrics]
     return [day["name"], f"{day['rows']:,}", f"{day['clicks']:,}", *shown]
@@ -222,7 +270,13 @@ def _line(cells: Sequence[str], width: int) -> str:
 
 
 def _page(days: Sequence[Mapping[str, Any]]) -> str:
+    from dlrm.pages import Section, document, table
+
     lead = ["Each day was judged by the model of the day before, which had not learned its rows."]
     caption = "Metrics of each day before it was learned"
     metrics = table([("", _HEADS)], [_cells(day) for day in days], caption, full=True)
     return document("Learned day by day", lead, [], [Section("Metrics by day", [metrics])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

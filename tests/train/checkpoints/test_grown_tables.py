@@ -1,6 +1,4 @@
-"""Checkpoints with further rows train like models built that way."""
-
-from functools import partial
+"""Checkpoints that get further rows while they are loaded train like models built that way."""
 
 import numpy as np
 import pytest
@@ -11,9 +9,8 @@ from ranks import Ranks
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.tasks.table_rows import changed_rows
-from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.tables import SavedRows
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -51,7 +48,7 @@ class Steps:
 
 
 def trainer_of(sizes, kind="adam", seed=3, world=None, **own):
-    config = DLRMConfig(sizes, 2, **{**SHAPE, **INIT, **own})
+    config = DLRMConfig(sizes, 2, **SHAPE | INIT | own)
     flags = {**vars(config), "seed": seed}
     arguments = {} if world is None else {"world": world}
     task = Recommendation(config, seed=seed, **arguments)
@@ -74,23 +71,20 @@ def trained(trainer, steps):
 
 
 def saved(trainer, path):
-    save_checkpoint(path, trainer.parameters, trainer.run, {"step": 4}, world=trainer.world)
-    return read_saved(path, check_crc=True)
+    Checkpoint.save(path, trainer.parameters, trainer.run, {"step": 4}, world=trainer.world)
+    return Checkpoint(path)
 
 
-def load_changed(path, trainer, sizes):
-    changed = partial(changed_rows, table_sizes=sizes)
+def load_grown(path, trainer, sizes):
     parameters, world = trainer.parameters, trainer.world
-    return load_checkpoint(path, parameters, world=world, optimizers=True, adapted=changed)
+    return Checkpoint(path).load(parameters, world, optimizers=True, table_sizes=sizes)
 
 
 def everything(trainer, path):
     """Saves a trainer; returns all weights and state."""
     weights = weights_of(saved(trainer, path)).items()
     return {
-        name: np.concatenate([*value.blocks()])
-        if isinstance(value, SavedRows)
-        else np.asarray(value)
+        name: value.part(0, value.rows) if isinstance(value, SavedRows) else np.asarray(value)
         for name, value in weights
     }
 
@@ -110,7 +104,7 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     small = trained(trainer_of(SMALL, optimizer, **own), Steps(SMALL))
     saved(small, tmp_path / "small")
     grown = trainer_of(LARGE, optimizer, seed=4, **own)
-    assert load_changed(tmp_path / "small", grown, LARGE) == {"step": 4}
+    assert load_grown(tmp_path / "small", grown, LARGE) == {"step": 4}
     same(everything(grown, tmp_path / "a"), everything(large, tmp_path / "b"))
     for run in (grown, large):  # from here on, all rows learn
         trained(run, Steps(LARGE, first=4))
@@ -120,15 +114,15 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
 def shards_of(world, path, out):
     run = trainer_of(LARGE, world=world, placement="auto")
     assert not run.task.model.placement.is_whole
-    load_changed(path, run, LARGE)
-    save_checkpoint(out, run.parameters, run.run, {}, world=world)
+    load_grown(path, run, LARGE)
+    Checkpoint.save(out, run.parameters, run.run, {}, world=world)
 
 
 def test_grown_tables_are_split_as_others(tmp_path):
     small = trained(trainer_of(SMALL), Steps(SMALL))
     saved(small, tmp_path / "small")
     grown = trainer_of(LARGE)
-    load_changed(tmp_path / "small", grown, LARGE)
+    load_grown(tmp_path / "small", grown, LARGE)
     saved(grown, tmp_path / "grown")
     with Ranks(2) as ranks:
         results = ranks.call(shards_of, [(tmp_path / "small", tmp_path / "out")] * 2)
@@ -137,22 +131,29 @@ def test_grown_tables_are_split_as_others(tmp_path):
         assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()
 
 
+def grown_table(source, sizes, path, **own):
+    """Loads a checkpoint into larger tables and saves it; returns the third table."""
+    run = trainer_of(sizes, **own)
+    load_grown(source, run, sizes)
+    saved(run, path)
+    return run.task.model.embeddings.tables()[2]
+
+
 @pytest.mark.parametrize("init", ["uniform", "normal"])
 def test_appended_rows_do_not_depend_on_how_many_are_appended_at_a_time(tmp_path, init):
-    small = trainer_of(SMALL, embedding_dim=5, bottom_mlp_sizes=(5,))
-    small.run["flags"] |= {"embedding_init": init}
-    before = saved(small, tmp_path / "small")
-    at_once = changed_rows(before, LARGE)
+    own = {"embedding_dim": 5, "bottom_mlp_sizes": (5,), "embedding_init": init}
+    saved(trainer_of(SMALL, **own), tmp_path / "0")
+    at_once = grown_table(tmp_path / "0", LARGE, tmp_path / "at once", **own)
     for i, size in enumerate((51, 120, 300)):  # an odd number, which shifts normal draws
-        before = changed_rows(before, (10 + i, 6, size))
-    tables = [one.tables[2].part(0, 300) for one in (before, at_once)]
-    np.testing.assert_array_equal(*tables)
+        sizes = (10 + i, 6, size)
+        table = grown_table(tmp_path / f"{i}", sizes, tmp_path / f"{i + 1}", **own)
+    np.testing.assert_array_equal(table, at_once)
 
 
 def test_a_row_is_appended_as_the_last_one_of_a_new_table(tmp_path):
-    small = trainer_of(SMALL)
-    small.run["flags"] |= {"embedding_init": "uniform"}
-    grown = changed_rows(saved(small, tmp_path / "small"), LARGE).tables[2].part(0, 300)
+    small = trainer_of(SMALL, embedding_init="uniform")
+    saved(small, tmp_path / "small")
+    grown = grown_table(tmp_path / "small", LARGE, tmp_path / "large", embedding_init="uniform")
     for size in (51, 300):
         task = Recommendation(DLRMConfig((10, 6, size), 2, DIM, (DIM,), (4, 1)), seed=3)
         new = task.model.embeddings.tables()[2][size - 1]
@@ -168,18 +169,18 @@ def test_a_row_is_appended_as_the_last_one_of_a_new_table(tmp_path):
     ],
 )
 def test_tables_that_cannot_grow_so_are_named(tmp_path, sizes, error):
-    source = saved(trainer_of(SMALL), tmp_path / "small")
+    saved(trainer_of(SMALL), tmp_path / "small")
     with pytest.raises(ValueError, match=error):
-        changed_rows(source, sizes)
+        load_grown(tmp_path / "small", trainer_of(SMALL), sizes)
 
 
 def test_hashed_ids_are_refused(tmp_path):
-    hashed = saved(trainer_of(SMALL, hash_indices=True), tmp_path / "hashed")
+    saved(trainer_of(SMALL, hash_indices=True), tmp_path / "hashed")
     with pytest.raises(ValueError, match="--hash_indices takes ids modulo"):
-        changed_rows(hashed, LARGE)
+        load_grown(tmp_path / "hashed", trainer_of(LARGE, hash_indices=True), LARGE)
 
 
 def test_a_smaller_checkpoint_is_refused_with_what_makes_it_fit(tmp_path):
     saved(trainer_of(SMALL), tmp_path / "small")
     with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  --continue_from"):
-        load_checkpoint(tmp_path / "small", trainer_of(LARGE).parameters)
+        Checkpoint(tmp_path / "small").load(trainer_of(LARGE).parameters)

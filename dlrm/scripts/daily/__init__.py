@@ -1,1 +1,0 @@
-"""Follows a log day by day; each day is judged before it is learned."""
