@@ -1,5 +1,6 @@
 """The manifest of a directory written by this package: its kind, files and checksums."""
 
+import hashlib
 import os
 import re
 import zlib
@@ -179,6 +180,12 @@ def read_manifest(
     if check_crc:
         check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
     return manifest
+
+
+def digest(directory: str | os.PathLike) -> str | None:
+    """Returns the SHA-256 of a directory's manifest; None if it has none."""
+    path = Path(directory, MANIFEST)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def files_of(manifest: Mapping[str, Any], where: str) -> dict[str, tuple[int, str]]:

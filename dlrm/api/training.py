@@ -39,8 +39,9 @@ from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
 from dlrm.tasks.run import Run
 from dlrm.tasks.settle import Config, settle
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint
-from dlrm.train.checkpoints.results import write_results
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.directory import all_checkpoints
+from dlrm.train.checkpoints.runs import write_results
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
@@ -298,7 +299,7 @@ class Training:
     values: dict[str, Any]
     device: str
     watch: Watch = Watch()
-    continued: Path | None = None
+    continued: Checkpoint | None = None
 
     @property
     def tf32(self) -> bool:
@@ -336,11 +337,11 @@ def train_and_load(
                 values = values.replaced({"distill": teacher})
             config = settle(values, world, training.continued)
             results, roles = _train(training, config, log, mirror)
-            write_results(find_checkpoint(path), {**results, **roles})
+            write_results(Checkpoint.open(path).path, {**results, **roles})
             log.summary(results)
         if temporary and mirror is not None:
             mirror.saved(all_checkpoints(path))  # whose best one has the summary now
-            best = find_checkpoint(path)  # the local directory is removed at the end
+            best = Checkpoint.open(path).path  # the local directory is removed at the end
             path = path_in(temporary.name, mirror.uri) / best.name
             shutil.copytree(best, path, copy_function=link_or_copy)
     model = load(path)

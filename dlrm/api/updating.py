@@ -5,7 +5,6 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dlrm.api.dataset import Dataset
@@ -23,8 +22,7 @@ from dlrm.distributed import choose_device
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python
 from dlrm.tasks.config import CARRIED, REWARM
-from dlrm.tasks.run import saved_flags
-from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
 from dlrm.train.schedule import OF_NVIDIA
 
@@ -83,7 +81,7 @@ def update(
                 )
         else:
             dataset = dataset_of_frames(model, {"train": data, **splits})
-        with checkpoint_in_use(model.path) as checkpoint:
+        with Checkpoint.held(model.path) as checkpoint:
             values = _settings(dataset, checkpoint, chosen)
             device = choose_device(base_device)
             training = Training(dataset, values, device, watch, checkpoint)
@@ -96,9 +94,11 @@ def update(
     return made
 
 
-def _settings(dataset: Dataset, checkpoint: Path, chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(
+    dataset: Dataset, checkpoint: Checkpoint, chosen: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns all settings: the caller's, those of the checkpoint, and those that fit the rows."""
-    carried = saved_flags(checkpoint, {*CARRIED} & {*SETTINGS, *OF_CONTINUING})
+    carried = checkpoint.saved_flags({*CARRIED} & {*SETTINGS, *OF_CONTINUING})
     mode = chosen.get("continue_lr", REWARM)
     schedule = chosen.get("schedule", carried.get("schedule", "nvidia"))
     if mode == REWARM or schedule != "nvidia":

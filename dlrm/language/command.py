@@ -32,9 +32,9 @@ from dlrm.tasks import network_flags, networks
 from dlrm.tasks.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.tasks.networks import EmptyLoader, NetworkWork
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
@@ -206,15 +206,15 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
     )
 
 
-def _checkpoint(values: Values) -> Path | None:
+def _checkpoint(values: Values) -> Checkpoint | None:
     path = values["load_checkpoint_path"]
     if path is None or values["mode"] != "evaluate" or _is_one(path):
-        return path and find_checkpoint(path)
-    return checkpoints_of(path)[0]
+        return Checkpoint.open(path) if path else None
+    return Checkpoint(checkpoints_of(path)[0])
 
 
-def _check_task_of(checkpoint: Path | None, task: str) -> None:
-    saved = read_config(checkpoint)["flags"].get("task") if checkpoint else task
+def _check_task_of(checkpoint: Checkpoint | None, task: str) -> None:
+    saved = checkpoint.config["flags"].get("task") if checkpoint else task
     if saved != task:
         raise ValueError(
             f"{checkpoint}: of --task {saved}, and not {task}; --init_checkpoint takes from it "
@@ -222,9 +222,9 @@ def _check_task_of(checkpoint: Path | None, task: str) -> None:
         )
 
 
-def _own_checkpoint(path: str | None) -> Path | None:
+def _own_checkpoint(path: str | None) -> Checkpoint | None:
     """Returns the checkpoint that `--init_checkpoint` names, if it is one of ours."""
-    return find_checkpoint(path) if path and Path(path).is_dir() else None
+    return Checkpoint.open(path) if path and Path(path).is_dir() else None
 
 
 def _is_one(path: str) -> bool:
@@ -298,7 +298,9 @@ def _load_initial(task: AnyTask, values: Values) -> list[str]:
     """Loads `--init_checkpoint`; returns the names of the head's weights that it lacks."""
     path = values["init_checkpoint"]
     own = _own_checkpoint(path)
-    kept = load_bert_weights(task.model, str(own / "dense.safetensors") if own else path, HEADS)
+    kept = load_bert_weights(
+        task.model, str(own.path / "dense.safetensors") if own else path, HEADS
+    )
     if kept and values["mode"] == "evaluate":
         raise ValueError(f"{path}: expected all weights of --task {values['task']}, lacks {kept}")
     return kept
@@ -312,9 +314,9 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
     return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
 
 
-def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
+def _begin_phase_2(trainer: Trainer, checkpoint: Checkpoint, seed: int, log: RunLog) -> None:
     """Loads weights and moments of phase 1; steps and random numbers start anew."""
-    load_checkpoint(checkpoint, trainer.parameters, resume=True, world=trainer.world)
+    checkpoint.load(trainer.parameters, trainer.world, resume=True)
     torch.manual_seed(seed + trainer.world.rank)
     for weight, optimizer in trainer.parameters.optimizer_of():
         if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):

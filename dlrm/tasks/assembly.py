@@ -23,9 +23,8 @@ from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation, check_optimizer
-from dlrm.tasks.run import manifest_digest
 from dlrm.tasks.start import held_checkpoint
-from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.reports.console import Line
 
@@ -109,17 +108,17 @@ class Assembly:
         """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
         if self.world.rank > 0 or self.known is None:
             return
-        allowed = self.values["allow_other_transform"]
+        allowed, known = self.values["allow_other_transform"], self.known.path
         if self.begins and fitted and not allowed:
-            yield compare_transforms(self.known, fitted, False, "always", None, extended=True)
+            yield compare_transforms(known, fitted, False, "always", None, extended=True)
             return
         yield compare_transforms(
-            self.known, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
+            self.known.path, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
         )
 
     def _saved_or_current(self, name: str, current: tuple[Any, ...] | None) -> Any:
         """Returns facts of each field from the checkpoint's training data, or from this dataset."""
-        saved = read_config(self.known)["dataset"].get(name) if self.known else None
+        saved = self.known.config["dataset"].get(name) if self.known else None
         return current if saved is None else tuple(saved)
 
     def _placed(self, architecture: DLRMConfig) -> Placement:
@@ -183,9 +182,9 @@ class Assembly:
             assert checkpoint is not None
             if self.world.rank == 0:
                 others = values["allow_other_transform"], data.verify_data, data.allow_links
-                note = compare_transforms(checkpoint, fitted_directory(data), *others)
+                note = compare_transforms(checkpoint.path, fitted_directory(data), *others)
                 work.notes += [printable(note)] if note else []
-            work.teacher = load_model(checkpoint, self.world.device)
+            work.teacher = load_model(checkpoint.path, self.world.device)
             config = work.teacher.config
             found = config.num_numerical_features, [*config.table_sizes]
             if found != (expected := (train.num_numerical, [*train.table_sizes])):
@@ -194,14 +193,14 @@ class Assembly:
                     f"and tables of {expected[1]} rows, as {work.data_name} has, got {found[0]} "
                     f"and {found[1]}"
                 )
-            work.dataset["teacher"] = f"manifest {(manifest_digest(checkpoint) or '')[:12]}"
+            work.dataset["teacher"] = f"manifest {(checkpoint.digest or '')[:12]}"
         weight = values["distill_weight"]
         work.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
 
 
-def _check_sizes(checkpoint: Path, data: ClickDataset, dataset: str) -> None:
+def _check_sizes(checkpoint: Checkpoint, data: ClickDataset, dataset: str) -> None:
     """Raises ValueError if a dataset has fewer ids than the tables of the checkpoint."""
-    before = read_config(checkpoint)["dataset"].get("table sizes")
+    before = checkpoint.config["dataset"].get("table sizes")
     if before is None or len(before) != len(data.table_sizes):
         return  # loading names the tables
     for name, old, new in zip(data.categorical_names, before, data.table_sizes, strict=True):

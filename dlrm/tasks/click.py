@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,7 @@ from dlrm.tasks.click_splits import SplitBatches, roles_of
 from dlrm.tasks.config import CONSTANT, REWARM
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.tasks.run import VARIES, Run, Work
-from dlrm.tasks.table_rows import changed_rows
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
-from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.ema import EMA
 from dlrm.train.log import Loader
 from dlrm.train.precision import loss_scaler
@@ -127,7 +125,7 @@ class ClickWork(Work):
         varies = self.trains and self.task.updates_vary(self.config.optimizers)
         if varies and not values["deterministic"]:
             yield VARIES
-        if self.checkpoint and (made := load_recalibration(self.checkpoint)):
+        if self.checkpoint and (made := load_recalibration(self.checkpoint.path)):
             yield self._of_recalibration(made.kind)
         yield self._description()
 
@@ -253,9 +251,7 @@ class ClickWork(Work):
             return
         if self.checkpoint:
             with_state = values["load_optimizer_state"]
-            load_checkpoint(
-                self.checkpoint, trainer.parameters, world=self.world, optimizers=with_state
-            )
+            self.checkpoint.load(trainer.parameters, self.world, optimizers=with_state)
             loaded = "weights and optimizer state" if with_state else "weights"
             line(f"{loaded} from {self.checkpoint}; the run starts at step 0")
         by_default = not {"lr", "embedding_optimizer", "mlp_optimizer"} & values.given
@@ -274,12 +270,12 @@ class ClickWork(Work):
         """
         assert self.checkpoint is not None
         sizes = self.task.model.config.embedding_rows
-        trainer.continue_run(self.checkpoint, partial(changed_rows, table_sizes=sizes))
+        trainer.continue_run(self.checkpoint, sizes)
         mode, step = self.values["continue_lr"], trainer.progress.step
         line = f"continues from {self.checkpoint} after step {step} (--continue_lr {mode})"
-        if is_nvidia(self.checkpoint):
+        if self.checkpoint.format == "nvidia":
             line += ", with its weights alone: NVIDIA's format has no optimizer state and no step"
-        saved = read_config(self.checkpoint)["dataset"]
+        saved = self.checkpoint.config["dataset"]
         before, tables = saved.get("table sizes", sizes), saved.get("field tables")
         if added := sum(sizes) - sum(dict(zip(tables or range(len(before)), before)).values()):  # noqa: B905
             line += f"; {added:,} rows appended"

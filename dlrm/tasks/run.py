@@ -4,7 +4,6 @@ Command and `dlrm.fit` settle their settings first. `Run.open` then assembles ev
 place for click-through models, image networks and BERT, and `Run.train` trains.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dlrm.distributed import World, agreed, check_same, choose_device, from_first
-from dlrm.files import MANIFEST, check_all_local
+from dlrm.files import check_all_local
 from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
@@ -23,13 +22,9 @@ from dlrm.serving.network.recalibration import recalibrations
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import stopped_by_sigterm
 from dlrm.tasks.profiling import StepProfiler
-from dlrm.train.checkpoints.checkpoint import (
-    Parameters,
-    check_unchanged,
-    load_checkpoint,
-    read_config,
-)
+from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.log import Loader, RunLog
 from dlrm.train.reports.callbacks import Callbacks
 from dlrm.train.reports.console import Line, Saved
@@ -64,7 +59,7 @@ class Work:
     task: Any
     trains: bool
     dataset: dict[str, Any]
-    checkpoint: Path | None = None
+    checkpoint: Checkpoint | None = None
     may_change: frozenset[str] = field(default_factory=frozenset)
     transform: Path | None = None
     continued: dict[str, Any] | None = None
@@ -231,8 +226,8 @@ class Run:
             self.world,
             values.get("async_checkpoint", False),
         )
-        if work.continued:
-            checkpoints.inherited = partial(recalibrations, work.checkpoint, checkpoints.path)
+        if work.continued and work.checkpoint:
+            checkpoints.inherited = partial(recalibrations, work.checkpoint.path, checkpoints.path)
         if mirror is not None:
             checkpoints.saved = mirror.saved
             mirror.add_log(values["log_path"])
@@ -296,11 +291,11 @@ class Run:
 
     def load_weights(self, parameters: Parameters) -> bool:
         """Loads and reports the weights of the checkpoint; returns whether there is one."""
-        path = self.work.checkpoint
-        if path:
-            load_checkpoint(path, parameters, world=self.world)
-            self.log.line(f"weights from {path}", short=f"weights: {path}")
-        return path is not None
+        checkpoint = self.work.checkpoint
+        if checkpoint:
+            checkpoint.load(parameters, self.world)
+            self.log.line(f"weights from {checkpoint}", short=f"weights: {checkpoint}")
+        return checkpoint is not None
 
     def _resume(self, trainer: Trainer) -> bool:
         """Resumes from the last checkpoint, if `--resume` is given and there is one."""
@@ -320,8 +315,8 @@ class Run:
             return False
         frozen = self.work.frozen
         with agreed(world, ValueError, OSError):
-            check_unchanged(last, frozen(read_config(last)), frozen(trainer.run))
-        trainer.resume(last)
+            check_unchanged(last, frozen(Checkpoint(last).config), frozen(trainer.run))
+        trainer.resume(Checkpoint(last))
         self.log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
         return True
 
@@ -357,25 +352,13 @@ class Run:
                 self.log.file(file)
 
 
-def manifest_digest(directory: str | os.PathLike) -> str | None:
-    """Returns the SHA-256 of a directory's manifest; None if there is none."""
-    path = Path(directory, MANIFEST)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def resumed_checkpoint(values: Values) -> Path | None:
+def resumed_checkpoint(values: Values) -> Checkpoint | None:
     """Returns the last checkpoint of a run that is resumed, if it has one."""
     path = values["save_checkpoint_path"]
-    return last_checkpoint(path) if values["resume"] and path else None
+    last = last_checkpoint(path) if values["resume"] and path else None
+    return Checkpoint(last) if last else None
 
 
-def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[str]) -> Values:
+def with_saved_flags(values: Values, checkpoint: Checkpoint | None, names: Iterable[str]) -> Values:
     """Takes flags that were not given from a checkpoint, if there is one."""
-    return values if checkpoint is None else values.filled(saved_flags(checkpoint, names))
-
-
-def saved_flags(checkpoint: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Returns some of the flags that a checkpoint was saved with."""
-    saved = read_config(checkpoint)["flags"]
-    found = {name: saved[name] for name in names if name in saved}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return values.filled(checkpoint.saved_flags(names)) if checkpoint else values

@@ -31,14 +31,10 @@ from dlrm.tasks.config import (
 )
 from dlrm.tasks.run import (
     CONTINUES,
-    manifest_digest,
     resumed_checkpoint,
-    saved_flags,
     with_saved_flags,
 )
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.directory import find_checkpoint
-from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.reports.console import Line
@@ -75,8 +71,8 @@ class Config:
     values: Values = field(default_factory=lambda: Values({}, frozenset()))
     mode: str = "train"
     source: Source | None = None
-    checkpoint: Path | None = None
-    resumed: Path | None = None
+    checkpoint: Checkpoint | None = None
+    resumed: Checkpoint | None = None
     continued: dict[str, Any] | None = None
     may_change: frozenset[str] = frozenset()
     notes: tuple[Line, ...] = ()
@@ -117,7 +113,7 @@ class Config:
 def settle(
     values: Values,
     world: World,
-    checkpoint: Path | None = None,
+    checkpoint: Checkpoint | None = None,
     may_change: Collection[str] = (),
 ) -> Config:
     """Returns the configuration of a run: flags, recipe, and what its checkpoints decide.
@@ -142,7 +138,7 @@ def settle(
     if values.get("recipe") is not None:
         source = _open(values.config(DataConfig, device=world.device), world)
         with agreed(world, *USER_ERRORS):
-            values, line = _with_recipe(values, source, resumed)
+            values, line = _with_recipe(values, source, checkpoint, resumed)
             notes.append(line)
     with agreed(world, *USER_ERRORS):
         continued = None
@@ -197,7 +193,9 @@ def _check_recipe(values: Values) -> None:
         raise ValueError(f"{asked} needs --dataset, whose rows the flags are to fit")
 
 
-def _with_recipe(values: Values, source: Source, resumed: Path | None) -> tuple[Values, Line]:
+def _with_recipe(
+    values: Values, source: Source, checkpoint: Checkpoint | None, resumed: Checkpoint | None
+) -> tuple[Values, Line]:
     """Returns the flags with those that the recipe chooses, and the line that says them.
 
     Flags that were given stay. The chosen ones count as given. A run that is resumed has those of
@@ -207,37 +205,39 @@ def _with_recipe(values: Values, source: Source, resumed: Path | None) -> tuple[
     if "set_aside" in values.given:
         aside = {"set_aside": values["set_aside"]}
     elif resumed:
-        aside = saved_flags(resumed, ["set_aside"])
+        aside = resumed.saved_flags(["set_aside"])
     else:
         aside = set_aside_default(source.splits(data, verified=False).rows())
     train = source.splits(replace(data, **aside), verified=False).train
     facts = DatasetFacts.from_dataset(train)
     given = {name: values[name] for name in values.given}
-    if values["load_checkpoint_path"] and not resumed:
-        given = saved_flags(find_checkpoint(values["load_checkpoint_path"]), ARCHITECTURE) | given
+    if checkpoint and not resumed:
+        given = checkpoint.saved_flags(ARCHITECTURE) | given
     settings = aside | auto(facts, given)
     if resumed:
-        settings |= saved_flags(resumed, settings.keys() - given.keys())
+        settings |= resumed.saved_flags(settings.keys() - given.keys())
     filled = Values(values.filled(settings), values.given | settings.keys())
     return filled, Line(describe(facts, settings, given), describe_shortly(settings, given))
 
 
-def _with_carried(values: Values, checkpoint: Path | None, resumed: Path | None) -> Values:
+def _with_carried(
+    values: Values, checkpoint: Checkpoint | None, resumed: Checkpoint | None
+) -> Values:
     """Returns settings with those of the run that is continued for the ones that are not given.
 
     A run that has been interrupted and is resumed has those of its own checkpoint.
     """
     if resumed is not None:
-        if CONTINUES not in read_config(resumed):
+        if CONTINUES not in resumed.config:
             return values
         return with_saved_flags(values, resumed, {*CARRIED, "continue_lr"} & values.keys())
-    if values["continue_from"] is None or checkpoint is None or is_nvidia(checkpoint):
+    if values["continue_from"] is None or checkpoint is None or checkpoint.format == "nvidia":
         return values  # flags of NVIDIA's program are of another one
     return with_saved_flags(values, checkpoint, {*CARRIED} & values.keys())
 
 
 def _continued(
-    values: Values, checkpoint: Path | None, resumed: Path | None
+    values: Values, checkpoint: Checkpoint | None, resumed: Checkpoint | None
 ) -> dict[str, Any] | None:
     """Returns the facts of the checkpoint that a run continues, which it records, or None.
 
@@ -245,24 +245,24 @@ def _continued(
         ValueError: the run saves where the checkpoint is, or the checkpoint is damaged.
     """
     if values["continue_from"] is None:
-        return read_config(resumed).get(CONTINUES) if resumed else None
+        return resumed.config.get(CONTINUES) if resumed else None
     assert checkpoint is not None
     path = values["save_checkpoint_path"]
-    directory = with_uris(str(checkpoint.parent.absolute()))
+    directory = with_uris(str(checkpoint.path.parent.absolute()))
     saved_in = path and with_uris(str(Path(path).absolute()))
-    same = saved_in and Path(saved_in).exists() and Path(saved_in).samefile(checkpoint.parent)
+    same = saved_in and Path(saved_in).exists() and Path(saved_in).samefile(checkpoint.path.parent)
     if saved_in and (saved_in == directory or same):
         raise ValueError(
-            f"--continue_from {with_uris(str(checkpoint))}: is in --save_checkpoint_path "
+            f"--continue_from {checkpoint.uri}: is in --save_checkpoint_path "
             f"{saved_in}; a continued run needs a directory of its own (--resume alone continues "
             "an interrupted run)"
         )
-    digest = manifest_digest(checkpoint)
+    digest = checkpoint.digest
     return {
         "run": directory,
-        "checkpoint": checkpoint.name,
+        "checkpoint": checkpoint.path.name,
         "manifest": digest,
-        "step": int(read_progress(checkpoint).get("step", 0)) if digest else 0,
+        "step": int(checkpoint.progress.get("step", 0)) if digest else 0,
     }
 
 
@@ -293,11 +293,11 @@ def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -
     return REWARM
 
 
-def _products(config: Config, resumed: Path | None) -> str:
+def _products(config: Config, resumed: Checkpoint | None) -> str:
     """Returns whose matrix products the MLPs use on a CPU, those of a resumed run first."""
     asked = config.step.mlp_products
     if asked == AUTO_PRODUCTS and resumed:
-        asked = read_config(resumed)["flags"].get("mlp_products")
+        asked = resumed.config["flags"].get("mlp_products")
         if asked not in PRODUCTS:
             raise ValueError(
                 f"{resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}"

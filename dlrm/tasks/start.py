@@ -18,13 +18,13 @@ from dlrm.distributed import (
     launch,
 )
 from dlrm.flags import Values
+from dlrm.manifest import digest
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import end_with_launcher
 from dlrm.tasks.local_paths import enter_local_paths
-from dlrm.tasks.run import manifest_digest
-from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.version import __version__
 
 
@@ -115,29 +115,32 @@ def join(asked: str | None, backend: str, backend_given: bool) -> World:
 
 
 @contextmanager
-def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
+def held_checkpoint(
+    path: str | None, world: World, newest: bool = False
+) -> Iterator[Checkpoint | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
     The path may be another on each host, as long as all have copies of the same directory.
 
     Args:
-        newest: see `find_checkpoint`.
+        newest: see `Checkpoint.open`.
     """
     with ExitStack() as held:
         inside = None
         with agreed(world, ValueError, OSError):
             if path and world.rank == 0:
-                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
+                found = held.enter_context(Checkpoint.held(path, newest))
+                inside = os.path.relpath(found.path, path)
         inside = from_first(inside, world)
-        found = Path(path, inside) if path and inside else None
-        _check_copies({"checkpoint": found}, world)
-        yield found
+        here = Path(path, inside) if path and inside else None
+        _check_copies({"checkpoint": here}, world)
+        yield Checkpoint(here) if here else None
 
 
 def _check_copies(paths: Mapping[str, str | os.PathLike | None], world: World) -> None:
     """Checks that all ranks have the same datasets or checkpoints, by their manifests."""
     digests = {
-        f"SHA-256 of the {name}'s manifest.json": (path and manifest_digest(path)) or "none"
+        f"SHA-256 of the {name}'s manifest.json": (path and digest(path)) or "none"
         for name, path in paths.items()
     }
     check_same(digests, world)

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from dlrm import step_clock
 from dlrm.distributed import Pipelines, World, all_sum, gather
-from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.checkpoints.nvidia import is_nvidia
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, make_capturable
 from dlrm.train.ema import EMA
@@ -119,27 +119,25 @@ class Trainer:
         """Returns the learning rate of a step by the schedule alone."""
         return self.schedule(step - self.progress.first_step * self._schedule_restarts)
 
-    def resume(self, directory: Any) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
-        saved = load_checkpoint(directory, self.parameters, resume=True, world=self.world)
+        saved = checkpoint.load(self.parameters, self.world, resume=True)
         self.progress.restore(saved)
         self._report.resume()
         if self.checkpoints:
             self.progress.best = self.checkpoints.best_record()
 
-    def continue_run(self, directory: Any, adapted: Adapted) -> None:
+    def continue_run(self, checkpoint: Checkpoint, table_sizes: Sequence[int]) -> None:
         """Begins a run where that of a checkpoint ended; the first batch is that of its own data.
 
         Weights, optimizers, random state and steps continue. A checkpoint in NVIDIA's format has
         weights only.
 
         Args:
-            adapted: returns the checkpoint as this run takes it, such as with longer tables.
+            table_sizes: rows of the tables, which may be more than the checkpoint has.
         """
-        has_state = not is_nvidia(directory)
-        saved = load_checkpoint(
-            directory, self.parameters, resume=has_state, world=self.world, adapted=adapted
-        )
+        has_state, sizes = checkpoint.format == "dlrm", table_sizes
+        saved = checkpoint.load(self.parameters, self.world, has_state, table_sizes=sizes)
         self.progress.continue_run(saved if has_state else {})
         if self._schedule_restarts:
             self.progress.drops.clear()
@@ -355,7 +353,7 @@ class Trainer:
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
         if best and progress.best["step"] != progress.step:
-            load_checkpoint(best, self.parameters, world=self.world)
+            Checkpoint(best).load(self.parameters, self.world)
         return best is not None
 
 

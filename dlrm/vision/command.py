@@ -19,9 +19,9 @@ from dlrm.tasks import network_flags, networks
 from dlrm.tasks.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.tasks.networks import EmptyLoader, NetworkWork
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
-from dlrm.train.checkpoints.checkpoint import Parameters, read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader
 from dlrm.train.trainer import Trainer
@@ -49,10 +49,11 @@ def _open(values: Values, pipelines: Pipelines) -> "ImageWork":
     division = network_flags.divide_batch(values, pipelines.replicas.size)
     values = cnn_flags.resolved(values, division.global_batch)
     _check(values)
-    checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
+    path = values["load_checkpoint_path"]
+    checkpoint = Checkpoint.open(path) if path else None
     validated = values["mode"] == "validate"
     if validated:
-        checkpoint = checkpoints_of(values["restore_path"])[0]
+        checkpoint = Checkpoint(checkpoints_of(values["restore_path"])[0])
         _check_validated(values, checkpoint)
     taken = (*cnn_flags.ARCHITECTURE, *(("amp", "amp_dtype") if validated else ()))
     values = with_saved_flags(values, resumed_checkpoint(values) or checkpoint, taken)
@@ -102,9 +103,9 @@ def _check(values: Values) -> None:
         raise ValueError(f"--start_epoch {values['start_epoch']}: expected 0 to --epochs, excluded")
 
 
-def _check_validated(values: Values, checkpoint: Path) -> None:
+def _check_validated(values: Values, checkpoint: Checkpoint) -> None:
     """Raises ValueError if the checkpoint is of another network or of other classes."""
-    saved = read_config(checkpoint)
+    saved = checkpoint.config
     for flag in ("model", "norm", "groups", "group_dim", "expand_ratio", "depths", "width"):
         known = saved["flags"].get(flag)
         known = tuple(known) if isinstance(known, list) else known

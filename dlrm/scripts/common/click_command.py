@@ -21,7 +21,7 @@ from dlrm.tasks.recommendation import ClickLoader
 from dlrm.tasks.run import Run
 from dlrm.tasks.settle import settle
 from dlrm.tasks.start import held_checkpoint, started
-from dlrm.train.checkpoints.checkpoint import Parameters, averaged
+from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.log import Watched
 
 _RESUMABLE = resumable_of(CommandConfig, CacheConfig)
@@ -111,7 +111,7 @@ def _train(run: Run) -> dict[str, float]:
 
 
 def _load_weights(run: Run, work: ClickWork) -> None:
-    parameters = averaged(Parameters(work.task.model, work.task.table_parameters()))
+    parameters = Parameters(work.task.model, work.task.table_parameters()).averaged()
     if not run.load_weights(parameters):
         run.log.line("note: no --load_checkpoint_path, so these are the initial weights")
 

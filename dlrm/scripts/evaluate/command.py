@@ -35,7 +35,7 @@ from dlrm.serving.network.recalibration import (
 )
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.sources import check_source, reads_dataset
-from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 from dlrm.version import __version__
@@ -223,7 +223,7 @@ def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | 
 
 def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
-    config = read_config(model.path)
+    config = Checkpoint(model.path).config
     roles, trained = Roles.from_config(config), config.get("flags", {}).get("dataset")
     if roles is None or trained is None or origin_of(trained) != origin_of(dataset):
         return None

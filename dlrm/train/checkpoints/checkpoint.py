@@ -19,7 +19,6 @@ ranks. A directory that NVIDIA's program saved is read as a checkpoint without o
 (`dlrm.train.checkpoints.nvidia`).
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,7 @@ from dlrm.distributed import World, agreed, gather
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
 from dlrm.locks import in_use
-from dlrm.manifest import check_files, files_of, read_manifest
+from dlrm.manifest import check_files, digest, files_of, read_manifest
 from dlrm.ops import split_float32
 from dlrm.remote.cache import origin_of
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
@@ -73,6 +72,9 @@ class Checkpoint:
         self.path, self._reading = Path(path), (feature_order, any_order)
         self.format = "nvidia" if is_nvidia(path) else "dlrm"
         self._verified: set[str] = set()
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     @classmethod
     def open(cls, path: str | os.PathLike, newest: bool = False) -> "Checkpoint":
@@ -118,8 +120,7 @@ class Checkpoint:
     @property
     def digest(self) -> str | None:
         """The SHA-256 of the manifest's file; None without a manifest, as in NVIDIA's format."""
-        file = self.path / MANIFEST
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+        return digest(self.path)
 
     def verify(self, wanted: Callable[[str], bool] = lambda name: True) -> None:
         """Compares files of ours with their checksums, those with wanted names."""
@@ -500,34 +501,6 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
                 f"got {brief(table)}"
             )
     return config
-
-
-# Names of before, until their callers use `Checkpoint`.
-Adapted = partial
-
-
-def read_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` of a checkpoint."""
-    return Checkpoint(directory).config
-
-
-def averaged(parameters: Parameters) -> Parameters:
-    """Returns `parameters.averaged()`."""
-    return parameters.averaged()
-
-
-def load_checkpoint(
-    directory: str | os.PathLike,
-    parameters: Parameters,
-    resume: bool = False,
-    world: World = World(),
-    finite: bool = True,
-    optimizers: bool = False,
-    adapted: "partial[Any] | None" = None,
-) -> dict[str, Any]:
-    """Loads a checkpoint; `adapted` is that of `changed_rows`."""
-    sizes = adapted.keywords["table_sizes"] if adapted else None
-    return Checkpoint(directory).load(parameters, world, resume, optimizers, finite, sizes)
 
 
 def check_unchanged(

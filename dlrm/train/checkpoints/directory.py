@@ -5,8 +5,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -286,22 +285,3 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
     found = (manifest.parent for manifest in Path(path).absolute().glob(f"step-*/{MANIFEST}"))
     # Other directories, such as a user's copy, are neither taken for a step nor pruned.
     return sorted(one for one in found if re.fullmatch(r"step-[0-9]{9}", one.name))
-
-
-# Names of before, until their callers use `Checkpoint`.
-
-
-def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
-    """Returns the path of `Checkpoint.open`."""
-    from dlrm.train.checkpoints.checkpoint import Checkpoint
-
-    return Checkpoint.open(path, newest).path
-
-
-@contextmanager
-def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
-    """Yields the path of `Checkpoint.held`."""
-    from dlrm.train.checkpoints.checkpoint import Checkpoint
-
-    with Checkpoint.held(path, newest) as found:
-        yield found.path
