@@ -48,9 +48,9 @@ def run_side(side: str, table: Path, folder: Path) -> None:
     import pyarrow.parquet as pq
 
     import dlrm
-    from dlrm.api.defaults import set_aside_default, training_defaults
     from dlrm.data.tables.draft import draft
     from dlrm.scripts.common import click_command, dlrm_flags
+    from dlrm.tasks.recipe import set_aside_default, training_defaults
 
     frame = pq.read_table(table)
     began = time.perf_counter()

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import dlrm
-from dlrm.api.recipe import DatasetFacts
 from dlrm.data.schema.schema import Schema
 from dlrm.scripts.tune import Space, default_space
+from dlrm.tasks.recipe import DatasetFacts
 
 AT_THE_END = 1 << 62  # steps between tests, so that no test chooses the weights
 MISSING, RARE = 0, 1  # codes

@@ -13,7 +13,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from dlrm.api.defaults import TEST_FRACTION
 from dlrm.api.temporary import temporary_directory
 from dlrm.data import layout
 from dlrm.data.schema.schema import Schema
@@ -31,6 +30,7 @@ from dlrm.remote.uri import Uri
 from dlrm.serving.wording import in_python
 from dlrm.settings import settings_of
 
+TEST_FRACTION = 0.2  # share of the rows, unless the caller divides them otherwise
 _DIVISION = [field.name for field in fields(SplitConfig)]
 _OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
 _INCREMENT = tuple(settings_of(IncrementConfig))

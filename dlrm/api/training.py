@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
-from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.tables import ColumnRoles, opened
 from dlrm.api.temporary import temporary_directory
@@ -34,10 +33,11 @@ from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
 from dlrm.settings import defaults_of, settings_of
 from dlrm.tasks.click import ClickWork
-from dlrm.tasks.click_splits import roles_of
-from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
+from dlrm.tasks.config import CLICK_CONFIGS, RECIPES, ClickCheckpointConfig
+from dlrm.tasks.recipe import set_aside_default, training_defaults
 from dlrm.tasks.run import Run
 from dlrm.tasks.settle import Config, settle
+from dlrm.tasks.splits import roles_of
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import all_checkpoints
@@ -89,7 +89,7 @@ def fit(
     The trainer, the model and the configurations are those of `dlrm train`: the same dataset
     and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
     in any thread, and whatever the caller has set for torch. Settings that you leave open follow
-    from the numbers of rows (`dlrm.api.defaults`), or from `recipe`.
+    from the numbers of rows (`dlrm.tasks.recipe`), or from `recipe`.
 
     Args:
         data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory or
@@ -123,7 +123,7 @@ def fit(
             garbage-collected, or, if the process was killed, by a later one.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
-        recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
+        recipe: "auto" chooses the open settings from the rows, see `dlrm.tasks.recipe.auto`.
         settings: fields of the configurations, named as the command's flags: the model
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,

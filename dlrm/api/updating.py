@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlrm.api.dataset import Dataset
-from dlrm.api.defaults import set_aside_default, training_defaults
 from dlrm.api.training import (
     OF_CONTINUING,
     SETTINGS,
@@ -22,6 +21,7 @@ from dlrm.distributed import choose_device
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python
 from dlrm.tasks.config import CARRIED, REWARM
+from dlrm.tasks.recipe import set_aside_default, training_defaults
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
 from dlrm.train.schedule import OF_NVIDIA

@@ -28,9 +28,9 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.tasks import network_flags, networks
-from dlrm.tasks.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.tasks.networks import EmptyLoader, NetworkWork
+from dlrm.tasks.networks import flags as network_flags, work as networks
+from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested, name_of, validate_all
+from dlrm.tasks.networks.work import EmptyLoader, NetworkWork
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights

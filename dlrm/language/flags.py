@@ -7,7 +7,7 @@ from dlrm.language.config import BertConfig
 from dlrm.language.data.config import VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.settings import architecture_of, check_settings, setting
-from dlrm.tasks import network_flags
+from dlrm.tasks.networks import flags as network_flags
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]

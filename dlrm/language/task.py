@@ -17,7 +17,7 @@ from dlrm.language.bert import (
 )
 from dlrm.language.data.loader import NO_TOKEN, TextBatch
 from dlrm.language.data.pairs import accuracy_and_f1
-from dlrm.tasks.network_task import Judge, NetworkTask
+from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
 

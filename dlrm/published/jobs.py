@@ -14,7 +14,7 @@ from dlrm.published.smoke import smoke_flags
 from dlrm.scripts.commands import program_of
 from dlrm.scripts.common import dlrm_flags
 from dlrm.settings import setting
-from dlrm.tasks.network_flags import divide_batch
+from dlrm.tasks.networks.flags import divide_batch
 from dlrm.vision import flags as cnn_flags
 
 _PREPARED_BY = {  # data of a row -> the command that makes the dataset

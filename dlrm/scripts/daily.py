@@ -232,7 +232,7 @@ class _Learner:
         if before is not None:
             flags |= {"continue_from": before / RUN, "epochs": self._own.epochs}
             if self._own.train_flags is None:  # the recipe's falls as rows grow
-                from dlrm.api.recipe import embedding_l2
+                from dlrm.tasks.recipe import embedding_l2
                 from dlrm.train.checkpoints.checkpoint import Checkpoint
 
                 saved = Checkpoint.open(before / RUN).config["flags"]["embedding_l2"]

@@ -59,7 +59,7 @@ from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 if TYPE_CHECKING:
     import optuna
 
-    from dlrm.api.recipe import DatasetFacts
+    from dlrm.tasks.recipe import DatasetFacts
 
 # Metrics of which either higher or lower values are better.
 _JUDGES = [name for name in SHOWN if math.isinf(METRICS[name].ideal)]
@@ -143,9 +143,9 @@ def _tune(values: Values) -> None:
 
 def _space(options: TuneConfig, spec: FeatureSpec) -> Space:
     """Returns the space of the search, by default one around the settings of the recipe."""
-    from dlrm.api.recipe import BATCH_SIZE, DatasetFacts
     from dlrm.api.training import SETTINGS
     from dlrm.data.clicks.readers import SplitDataset
+    from dlrm.tasks.recipe import BATCH_SIZE, DatasetFacts
 
     if options.space is None:
         return default_space(DatasetFacts.from_dataset(SplitDataset(spec, "train", BATCH_SIZE)))
@@ -318,7 +318,7 @@ def suggest(trial: Any, space: Space) -> dict[str, Any]:
 
 def default_space(facts: "DatasetFacts") -> Space:
     """Returns the space of a search without --space, around the settings of `--recipe auto`."""
-    from dlrm.api.recipe import auto
+    from dlrm.tasks.recipe import auto
 
     usual = auto(facts)
     size, epochs, lr = usual["batch_size"], usual["epochs"], usual["lr"]

@@ -18,11 +18,11 @@ from dlrm.model.config import DLRMConfig
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.serving.loading import load_model
 from dlrm.tasks.click import ClickWork
-from dlrm.tasks.click_splits import fingerprint, set_aside_note
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.footprint import Footprint, agree_that_tables_fit
+from dlrm.tasks.memory import Footprint, agree_that_tables_fit
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation, check_optimizer
+from dlrm.tasks.splits import fingerprint, set_aside_note
 from dlrm.tasks.start import held_checkpoint
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.cuda_graph import CudaRecorder

@@ -24,12 +24,12 @@ from dlrm.model.dlrm import DLRM
 from dlrm.remote.cache import with_uris
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.tasks.advice import advice
-from dlrm.tasks.bad_rows import bad_ids_named, check_scores
-from dlrm.tasks.click_splits import SplitBatches, roles_of
 from dlrm.tasks.config import CONSTANT, REWARM
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.tasks.run import VARIES, Run, Work
+from dlrm.tasks.splits import SplitBatches, bad_ids_named, check_scores, roles_of
 from dlrm.train.checkpoints.state import Parameters
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.ema import EMA
 from dlrm.train.log import Loader
 from dlrm.train.precision import loss_scaler
@@ -107,7 +107,7 @@ class ClickWork(Work):
         if not self.task.has_clicks:
             yield "note: the targets are fractions and no clicks, so tests report the loss, no AUC"
         is_half = self.config.precision.dtype(device) == torch.float16
-        if "loss_scale" in values.given and not is_half:
+        if values["loss_scale"] != PrecisionConfig.loss_scale and not is_half:
             yield "note: --loss_scale is not used; it is for fp16 only"
         yield from self.notes
         if self.has_weights("train" if self.trains else "test"):

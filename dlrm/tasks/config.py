@@ -11,6 +11,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig
 
 USER_ERRORS = (ValueError, OSError, FloatingPointError)  # which end a run in a line
+RECIPES = ("auto",)
 AUTO_PRODUCTS = "auto"
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
 SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")

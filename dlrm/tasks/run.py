@@ -21,11 +21,11 @@ from dlrm.remote.mirror import Mirror
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import stopped_by_sigterm
-from dlrm.tasks.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.log import Loader, RunLog
+from dlrm.train.profiling import StepProfiler
 from dlrm.train.reports.callbacks import Callbacks
 from dlrm.train.reports.console import Line, Saved
 from dlrm.train.reports.curves import draw_curves

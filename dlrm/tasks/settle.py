@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from dlrm import ops
-from dlrm.api.defaults import set_aside_default
-from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe, describe_shortly
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Source
 from dlrm.distributed import World, agreed
@@ -28,6 +26,14 @@ from dlrm.tasks.config import (
     StepConfig,
     check_continued,
     check_distilled,
+)
+from dlrm.tasks.recipe import (
+    BATCH_SIZE,
+    DatasetFacts,
+    auto,
+    describe,
+    describe_shortly,
+    set_aside_default,
 )
 from dlrm.tasks.run import (
     CONTINUES,

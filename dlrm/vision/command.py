@@ -15,9 +15,9 @@ from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.manifest import crc32
-from dlrm.tasks import network_flags, networks
-from dlrm.tasks.all_checkpoints import checkpoints_of, name_of, validate_all
-from dlrm.tasks.networks import EmptyLoader, NetworkWork
+from dlrm.tasks.networks import flags as network_flags, work as networks
+from dlrm.tasks.networks.checkpoints import checkpoints_of, name_of, validate_all
+from dlrm.tasks.networks.work import EmptyLoader, NetworkWork
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights

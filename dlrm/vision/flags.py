@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dlrm.flags import Values
 from dlrm.settings import architecture_of, check_settings, setting
-from dlrm.tasks import network_flags
+from dlrm.tasks.networks import flags as network_flags
 from dlrm.vision.config import AugmentationConfig, ImageLossConfig, NetworkConfig
 from dlrm.vision.recipes import RECIPES
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlrm.distributed import all_sum
-from dlrm.tasks.network_task import Judge, NetworkTask
+from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.log import Loader
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.config import MODELS as MODELS, ImageLossConfig, NetworkConfig

@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
-from dlrm.api.defaults import training_defaults
+from dlrm.tasks.recipe import training_defaults
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 

@@ -13,7 +13,7 @@ from op_recorder import OpRecorder
 from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.tasks import assembly, footprint
+from dlrm.tasks import assembly, memory
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
 
@@ -543,11 +543,11 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
     command, monkeypatch, arguments, needed
 ):
     monkeypatch.setattr(assembly, "Recommendation", None)
-    monkeypatch.setattr(footprint.Footprint, "batch", 0)
-    monkeypatch.setattr(footprint, "host_memory", lambda: (needed, 2**30))
+    monkeypatch.setattr(memory.Footprint, "batch", 0)
+    monkeypatch.setattr(memory, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)
-    monkeypatch.setattr(footprint, "host_memory", lambda: (needed - 1, 2**30))
+    monkeypatch.setattr(memory, "host_memory", lambda: (needed - 1, 2**30))
     with pytest.raises(ValueError, match=r"the embedding tables need .* on the host.*_files DIR"):
         command(*arguments)
 

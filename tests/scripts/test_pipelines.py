@@ -9,8 +9,8 @@ from test_dist_main import Ranks
 
 from dlrm.distributed import Pipelines, World
 from dlrm.language import command as bert, flags as bert_flags
-from dlrm.tasks import networks
-from dlrm.tasks.network_flags import BatchDivision, pipeline_parts
+from dlrm.tasks.networks import work as networks
+from dlrm.tasks.networks.flags import BatchDivision, pipeline_parts
 from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,9 +10,9 @@ import torch
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
 
 import dlrm
-from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.common import click_command, dlrm_flags
+from dlrm.tasks.recipe import DatasetFacts, auto
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.optim.config import OptimizerConfig

@@ -12,7 +12,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.published.rows import BenchmarkRow
 from dlrm.scripts.common import dlrm_flags
-from dlrm.tasks import network_flags
+from dlrm.tasks.networks import flags as network_flags
 from dlrm.vision import flags as cnn_flags
 from dlrm.vision.task import NetworkConfig
 

@@ -17,9 +17,9 @@ from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.scripts.common.dlrm_flags import parse
-from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.tasks.settle import settle
+from dlrm.tasks.splits import SplitBatches
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.config import TrainConfig

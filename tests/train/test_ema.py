@@ -6,7 +6,7 @@ from torch import nn
 from toy import Line, Points, trainer
 
 from dlrm.distributed import World
-from dlrm.tasks.network_flags import NetworkRunConfig
+from dlrm.tasks.networks.flags import NetworkRunConfig
 from dlrm.train.checkpoints.checkpoint import load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig

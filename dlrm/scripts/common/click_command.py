@@ -14,12 +14,12 @@ from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.seeds import train_seeds
 from dlrm.settings import resumable_of, uris_of
-from dlrm.tasks.bad_rows import check_scores
 from dlrm.tasks.click import ClickWork
 from dlrm.tasks.config import CLICK_CONFIGS, check_continued
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.tasks.run import Run
 from dlrm.tasks.settle import settle
+from dlrm.tasks.splits import check_scores
 from dlrm.tasks.start import held_checkpoint, started
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.log import Watched

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, Values
 from dlrm.model.layers.choices import ensemble_kinds, interaction_names
 from dlrm.settings import setting
-from dlrm.tasks.config import CLICK_CONFIGS
+from dlrm.tasks.config import CLICK_CONFIGS, RECIPES
 
 # Runtimes that may be measured besides the model as trained, with their meanings.
 RUNTIMES = {

@@ -6,7 +6,7 @@ import torch
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.datasets import Datasets
 from dlrm.data.prefetch import BatchedRows
-from dlrm.tasks.bad_rows import bad_ids_named
+from dlrm.tasks.splits import bad_ids_named
 
 ONE_EACH = [(torch.tensor([[1, 2], [9, 4], [3, 9]]), None)]
 BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10

@@ -13,10 +13,10 @@ from dlrm.distributed import Pipelines, World, agreed, all_sum, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import Values
 from dlrm.metrics.latency import Latency
-from dlrm.tasks.all_checkpoints import average_checkpoints
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.network_flags import BatchDivision, pipeline_parts
-from dlrm.tasks.network_task import NetworkTask
+from dlrm.tasks.networks.checkpoints import average_checkpoints
+from dlrm.tasks.networks.flags import BatchDivision, pipeline_parts
+from dlrm.tasks.networks.task import NetworkTask
 from dlrm.tasks.run import VARIES, Run, Work
 from dlrm.tasks.start import started
 from dlrm.train.config import TrainConfig

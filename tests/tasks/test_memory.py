@@ -8,7 +8,7 @@ import torch
 
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.footprint import Footprint, Memory, agree_that_tables_fit, check_tables_fit
+from dlrm.tasks.memory import Footprint, Memory, agree_that_tables_fit, check_tables_fit
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -107,14 +107,14 @@ def test_a_gpu_is_asked_for_its_free_memory(monkeypatch):
 
 
 def test_a_host_of_unknown_memory_is_not_judged(monkeypatch):
-    monkeypatch.setattr("dlrm.tasks.footprint.host_memory", lambda: None)
+    monkeypatch.setattr("dlrm.tasks.memory.host_memory", lambda: None)
     agree_that_tables_fit(footprint(), LARGE.placed(1), World())
 
 
 def agree(world, free):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dlrm.tasks.footprint.host_memory", lambda: (free, 80 * GIB))
-        patch.setattr("dlrm.tasks.footprint.machine", lambda: f"machine {world.rank}")
+        patch.setattr("dlrm.tasks.memory.host_memory", lambda: (free, 80 * GIB))
+        patch.setattr("dlrm.tasks.memory.machine", lambda: f"machine {world.rank}")
         agree_that_tables_fit(footprint(), LARGE.placed(2), world)
 
 

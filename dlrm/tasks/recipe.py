@@ -1,11 +1,10 @@
-"""`recipe="auto"`: settings that fit the training rows, for everything the caller left open."""
+"""Settings of a training that follow from its rows: `recipe="auto"`, and defaults without it."""
 
 import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.layers.choices import QUADRATIC
@@ -28,6 +27,8 @@ _MOST_LABELS = 1 << 20  # read for the share of clicks
 _FEW_LR, _PACKED_LR, _PACKED_SAMPLES = 0.004, 0.008, 1.5
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
+_SET_ASIDE = 0.1  # share of the training rows, unless the dataset has others to choose on
+_DEFAULT_DIM, _DEFAULT_SAMPLES, _DEFAULT_EPOCHS = 16, 100_000, 4  # without a recipe
 _WIDTH = 96  # of the lines that list the settings
 # The settings that short descriptions name, most important first.
 _CHIEF = (
@@ -215,3 +216,58 @@ def _click_rate(train: ClickDataset) -> float:
         if 0 < clicks < count:
             break
     return clicks / count
+
+
+def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns settings of a training by field name: the caller's, and defaults for the rest.
+
+    The batch size, between 32 and 32,768 samples, gives an epoch 600 to 1200 steps where possible.
+    Fewer than 50,000 rows are read for up to four epochs: on UCI Adult (26,000 rows) four epochs
+    instead of one raise the AUC from 0.903 to 0.906, the mean of three splits. Unless the caller
+    chose another schedule, the learning rate warms up for a twentieth of the run and falls linearly
+    to 0 over its second half.
+    """
+    chosen = dict(given or {})
+    batch_size = chosen.get("batch_size")
+    if batch_size is None:
+        batch_size = 32
+        while batch_size < 32768 and rows > 600 * 2 * batch_size:
+            batch_size *= 2
+    epochs = chosen.get("epochs") or min(max(_DEFAULT_SAMPLES // max(rows, 1), 1), _DEFAULT_EPOCHS)
+    steps = epochs * -(-rows // batch_size)
+    steps = max(min(steps, chosen.get("max_steps") or steps), 1)
+    start = max(steps // 2, chosen.get("warmup_steps", 0))
+    by_steps = {
+        "warmup_steps": steps // 20,
+        "decay_start_step": start,
+        "decay_steps": max(steps - start, 0) if steps > 1 else 0,  # a decay ends at 0
+        "decay_power": 1,
+    }
+    dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DEFAULT_DIM,))[-1]
+    return {
+        "batch_size": batch_size,
+        "test_batch_size": 16384,
+        "epochs": epochs,
+        "embedding_dim": dim,
+        "bottom_mlp_sizes": (128, 64, dim),
+        "top_mlp_sizes": (256, 128, 1),
+        "embedding_init_scale": 0.1,
+        "embedding_optimizer": "adam",
+        "mlp_optimizer": "adam",
+        "lr": 0.002,
+        **(by_steps if chosen.get("schedule", "nvidia") == "nvidia" else {}),
+        "test_freq": -(-steps // 4),
+        "print_freq": max(steps // 20, 1),
+    } | chosen
+
+
+def set_aside_default(rows: Mapping[str, int]) -> dict[str, float]:
+    """Returns the share of the training rows to set aside, as a setting; nothing where none is.
+
+    The best weights are chosen on rows that do not train. With test and validation rows, test
+    chooses and validation reports. With one of these only, choosing on it would leave no rows to
+    report, so the choice is made on training rows.
+    """
+    if (rows.get("test") and rows.get("validation")) or rows["train"] < 2:
+        return {}
+    return {"set_aside": max(_SET_ASIDE, 1 / rows["train"])}  # one row at least

@@ -14,7 +14,7 @@ import torch
 from dlrm.distributed import agreed, from_first
 from dlrm.files import write_atomically
 from dlrm.metrics.table import cost, line_of
-from dlrm.tasks.network_task import NetworkTask
+from dlrm.tasks.networks.task import NetworkTask
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.ema import average_in_order

@@ -1,0 +1,1 @@
+"""Runs of networks without tables: image networks and BERT."""
