@@ -8,7 +8,7 @@ import sys
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 # Packages and modules of dlrm that import neither torch nor, unless they start it, Spark.
 TORCH_FREE = """
-    api.dataset api.defaults api.spark_session api.temporary
+    api.dataset api.spark_session api.temporary
     command_line documents environment files flags limits locks manifest
     mapped_files pages remote settings variables version
     data.bags data.choices data.clicks.config data.clicks.feature_spec data.clicks.list_columns

@@ -195,12 +195,6 @@ class Predictor(Judged, Scoring):
             replace = "checkpoint" if overwrite else False
             Checkpoint(self.path).copy(directory, texts, replace)
 
-    def update(self, data: Any, **arguments: Any) -> "Predictor":
-        """Trains on with further rows and returns the new model; see `dlrm.update`."""
-        import dlrm  # which imports the training only now
-
-        return dlrm.update(self, data, **arguments)
-
     @property
     def network_config(self) -> DLRMConfig:
         """The architecture of the network."""

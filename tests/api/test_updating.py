@@ -33,8 +33,8 @@ def weights(model):
 
 def test_updates_one_after_another_are_one_long_training(model, frames):
     before = weights(model)
-    first = model.update(frames[1], **GOING_ON)
-    second = first.update(frames[2], **GOING_ON)
+    first = dlrm.update(model, frames[1], **GOING_ON)
+    second = dlrm.update(first, frames[2], **GOING_ON)
     whole = dlrm.update(model, pa.concat_tables(frames[1:]), **GOING_ON)
     for name, value in weights(second).items():
         torch.testing.assert_close(value, weights(whole)[name], rtol=0, atol=0)
@@ -50,7 +50,7 @@ def test_updates_one_after_another_are_one_long_training(model, frames):
 
 def test_an_update_chooses_and_reports_like_a_fit_and_keeps_what_the_model_has(model, frames):
     recalibrated = model._with_recalibration(of_sampling_rate(0.5))
-    made = recalibrated.update(frames[1], test=frames[2], base_device="cpu")
+    made = dlrm.update(recalibrated, frames[1], test=frames[2], base_device="cpu")
     assert made.results["chosen_on"] == "set_aside"
     assert made.results["never_chosen_on"] == "test"
     assert made.recalibration is recalibrated.recalibration
@@ -87,16 +87,16 @@ def test_mistakes_are_named(model, frames):
         (unreadable, {}, ValueError, "column bought: .*'yes' or 'no', got 'maybe'"),
     ):
         with pytest.raises(error, match=said):
-            model.update(data, **arguments)
+            dlrm.update(model, data, **arguments)
 
 
 def test_a_model_of_a_recipe_is_updated_by_one_pass_in_any_mode_but_its_schedule(frames):
     model = dlrm.fit(frames[0], SCHEMA, base_device="cpu", recipe="auto", epochs=2, embedding_dim=2)
     assert read_config(model.path)["flags"]["schedule"] == "linear"
     before = read_progress(model.path)["step"]
-    made = model.update(frames[2], continue_lr="constant", batch_size=BATCH, set_aside=0)
+    made = dlrm.update(model, frames[2], continue_lr="constant", batch_size=BATCH, set_aside=0)
     assert read_progress(made.path)["step"] == before + 1
     with pytest.raises(
         ValueError, match=r"continue_lr=schedule: .*depends on the length of the run"
     ):
-        model.update(frames[2], continue_lr="schedule")
+        dlrm.update(model, frames[2], continue_lr="schedule")
