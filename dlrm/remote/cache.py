@@ -2,8 +2,7 @@
 
     CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
-    CACHE/outputs/<digest>/<name>                  output that is not published yet
-    CACHE/streams/<digest>/<scheme>/<bucket>/<key> outlines of input, see `stored_files.py`
+    CACHE/outputs/<digest>/<scheme>/<bucket>/<key> output that is not published yet
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.
@@ -12,55 +11,37 @@ the listing: an object that changes gives another view, and files that are read 
 import fcntl
 import hashlib
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
-from dlrm.remote.transfer import Wanted, download, link
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.objects import Entry, Wanted, download, link, open_store
+from dlrm.remote.uri import Local, Uri, origin, shown, values_with_uris  # noqa: F401
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
-STREAMS = "streams"
-_VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
 class Listing(NamedTuple):
     """Objects, and the files that show them.
 
     Attributes:
-        entries: the objects.
-        names: key -> path below the bucket, where it is not the key itself.
-        checksums: key -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
-        hollow: objects that are not needed, whose files have their size and no content.
+        files: path below the bucket -> object.
+        checksums: path -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
+        hollow: paths of files that are not needed, which get their size and no content.
     """
 
-    entries: list[Entry]
-    names: dict[str, str] = {}
+    files: dict[str, Entry]
     checksums: dict[str, str] = {}
-    hollow: Sequence[Entry] = ()
-
-    def only(self, patterns: Sequence[str]) -> "Listing":
-        """Returns the same with those hollow whose file has a name of none of the patterns."""
-        parts: tuple[list[Entry], list[Entry]] = [], []
-        for entry in self.entries:
-            name = PurePosixPath(entry.key).name
-            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
-        return self._replace(entries=parts[0], hollow=parts[1])
-
-    def name_of(self, entry: Entry) -> str:
-        """Returns the path of an object below the bucket."""
-        return self.names.get(entry.key, entry.key)
+    hollow: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -88,7 +69,7 @@ class Cache:
         path = Path(folder or default_folder()).expanduser().absolute()
         make_directories(path)
         check_owned(path)
-        return cls(path, limit)
+        return cls(path.resolve(), limit)
 
     @classmethod
     def of_flags(cls, values: Mapping[str, Any]) -> "Cache":
@@ -96,72 +77,66 @@ class Cache:
         config = CacheConfig(values.get("cache_dir"), values.get("cache_gib"))
         return cls.open(config.cache_dir, config.limit)
 
-    @contextmanager
-    def fetched(self, uri: Uri, listing: Listing | None = None) -> Iterator[Path]:
-        """Yields the file, or the folder, with the objects of a URI; it stays within the block.
+    def fetched(self, uri: Uri, listing: Listing) -> Local:
+        """Returns the file or folder with the objects of a URI, fetched if they are not here.
 
         Args:
-            uri: an object, a prefix or a pattern, for which the folder above its matches is given.
-            listing: its objects; None lists them.
+            uri: an object, a prefix or a pattern.
+            listing: its objects.
 
         Raises:
             OSError: an object cannot be read, or the disk is full; the message has URI and path.
             ValueError: an object is damaged.
         """
-        listing = Listing(find_entries(uri)) if listing is None else listing
-        _check_folders(uri, listing.entries)
-        lines = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in listing.entries)]
-        lines += (f"{e.key}\0{e.size}\0" for e in listing.hollow)
+        lines = [str(uri)]
+        for name, entry in listing.files.items():
+            version = "" if name in listing.hollow else f"{entry.key}\0{entry.version}"
+            lines.append(f"{name}\0{entry.size}\0{version}")
         view = self.folder / "views" / _digest("\n".join(lines))[:16]
-        make_directories(view)
         while True:
-            with in_use(view) as stays:
-                if stays:
-                    self._fill(view, uri, listing)
-                    yield view / uri.scheme / uri.authority / uri.before_pattern()
-                    return
             make_directories(view)
+            held = ExitStack()
+            if held.enter_context(in_use(view)):
+                break
+            held.close()
+        try:
+            local = Local.within(view, uri)
+            self._fill(view, uri, listing)
+        except BaseException:
+            held.close()
+            raise
+        weakref.finalize(local, held.close)
+        return local
 
     def _fill(self, view: Path, uri: Uri, listing: Listing) -> None:
         """Makes a view complete, once for all processes that want it."""
-        entries = listing.entries
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
             os.utime(view)
-            root = view / uri.scheme / uri.authority
-            paths = [f"{root}/{listing.name_of(entry)}" for entry in entries]
-            if (view / _COMPLETE).exists() and all(map(_has, paths, entries)):
+            store, root = open_store(uri), f"{view}/{uri.scheme}/{uri.authority}"
+            every, objects = [], self.folder / "objects"  # one folder, as ext4 is slow in new ones
+            for name, entry in listing.files.items():
+                if name not in listing.hollow:
+                    digest = _digest(f"{store.root}{entry.key}\n{entry.size}\n{entry.version}")
+                    checksum, path = listing.checksums.get(name), f"{objects}/{digest[:32]}"
+                    every.append(Wanted(entry, path, checksum, f"{root}/{name}"))
+            if (view / _COMPLETE).exists() and all(_has(one.name, one.entry) for one in every):
                 return
-            store = open_store(uri)
-            places = [*self._places(store, entries)]
-            every = [
-                Wanted(entry, place, listing.checksums.get(entry.key), path)
-                for entry, path, place in zip(entries, paths, places, strict=True)
-            ]
-            absent = [one.entry for one in every if not _has(one.path, one.entry)]
-            self._make_room(total_bytes(absent), uri)
+            self._make_room(sum(o.entry.size for o in every if not _has(o.path, o.entry)), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
-                for folder in {os.path.dirname(path) for path in (*paths, *places)}:
+                objects.mkdir(exist_ok=True)
+                for folder in {os.path.dirname(f"{root}/{name}") for name in listing.files}:
                     os.makedirs(folder, exist_ok=True)
                 missing = []
-                for one, path in zip(every, paths, strict=True):
+                for one in every:
                     if _has(one.path, one.entry):
-                        link(one.path, path)
+                        link(one.path, one.name)
                     else:
                         missing.append(one)
                 download(store, missing)
-                for entry in listing.hollow:
-                    empty = root / listing.name_of(entry)
-                    empty.parent.mkdir(parents=True, exist_ok=True)
-                    empty.touch()
-                    os.truncate(empty, entry.size)
+                for name in listing.hollow:
+                    Path(root, name).touch()
+                    os.truncate(f"{root}/{name}", listing.files[name].size)
             (view / _COMPLETE).touch()
-
-    def _places(self, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
-        """Yields the paths of objects, in one folder, as ext4 creates files slowly in new ones."""
-        folder, root = self.folder / "objects", str(store.root)
-        for entry in entries:
-            digest = _digest(f"{root}{entry.key}\n{entry.size}\n{entry.version}")
-            yield f"{folder}/{digest[:32]}"
 
     def _make_room(self, needed: int, uri: Uri) -> None:
         """Removes what has not been used for longest, until so many bytes fit.
@@ -197,9 +172,8 @@ class Cache:
         """Removes the objects of which no view is left, unless a process is fetching some."""
         with suppress(BlockingIOError), _flock(self.folder / _OBJECTS, _AT_ONCE):
             for path in (self.folder / "objects").glob("*"):
-                with suppress(FileNotFoundError):
-                    if path.stat().st_nlink == 1:
-                        path.unlink()
+                if _status(path, "st_nlink") == 1:
+                    path.unlink(missing_ok=True)
 
     def output_folder(self, uri: Uri) -> Path:
         """Returns the folder with what is not published under a URI yet."""
@@ -207,7 +181,7 @@ class Cache:
 
     def output_path(self, uri: Uri) -> Path:
         """Returns the path that `output` yields."""
-        return self.output_folder(uri) / uri.scheme / uri.authority / uri.key.rstrip("/")
+        return Path(Local.within(self.output_folder(uri), uri))
 
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
@@ -235,23 +209,6 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dlrm", "remote").expanduser()
 
 
-def with_uris(text: str) -> str:
-    """Returns a message with URIs in place of paths in a cache."""
-    return re.sub(rf"/[^\s'\"=,]*{_VIEW}", r"\1://", text)
-
-
-def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags with URIs in place of paths in a cache."""
-    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
-
-
-def origin_of(path: str | os.PathLike) -> str:
-    """Returns the URI of what is in a cache, and the absolute path of what is elsewhere."""
-    if is_uri(path):
-        return os.fspath(path).rstrip("/")
-    return with_uris(str(Path(path).resolve()))
-
-
 @contextmanager
 def _flock(path: Path, kind: int) -> Iterator[None]:
     """Has a lock within the block; with `_AT_ONCE`, BlockingIOError says that another has it."""
@@ -268,19 +225,6 @@ def _has(path: str, entry: Entry) -> bool:
         return False
 
 
-def _check_folders(uri: Uri, entries: Sequence[Entry]) -> None:
-    """Raises OSError if an object has the name of a folder of others, which no file can have."""
-    keys = {entry.key for entry in entries}
-    folders = {os.path.dirname(key) for key in keys}
-    while folders:
-        if both := folders & keys:
-            raise OSError(
-                f"{uri.root}{min(both)}: is an object, and a folder with other objects; expected "
-                "only one of them"
-            )
-        folders = {os.path.dirname(folder) for folder in folders} - {""}
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -290,3 +234,6 @@ def _status(path: Path, name: str) -> Any:
     with suppress(FileNotFoundError):
         return getattr(path.stat(), name)
     return 0
+
+
+with_uris, origin_of = shown, origin  # until their callers call these

@@ -1,9 +1,12 @@
-"""URIs of objects and of prefixes of their keys; needs only the standard library."""
+"""URIs of objects and of prefixes of their keys, and the local paths of what they name."""
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dlrm.documents import brief
 
@@ -24,6 +27,9 @@ _URI = re.compile(
 )
 _UNREADABLE = re.compile(r"/\.{0,2}/|[\0-\x1f\x7f]")  # by obstore
 _PATTERN = re.compile(r"[*?\[]")
+_VARIABLE = "DLRM_LOCAL_PATHS"  # of a process that reads what its parent has fetched
+# Beginnings of local paths -> of the URIs that they stand for.
+_begins: dict[str, str] = json.loads(os.environ.get(_VARIABLE, "{}"))
 
 
 @dataclass(frozen=True)
@@ -111,5 +117,52 @@ class Uri:
 
 
 def is_uri(text: object) -> bool:
-    """Returns whether a text or path is a URI, also of an unknown scheme."""
-    return isinstance(text, str | os.PathLike) and _URI.match(os.fspath(text)) is not None
+    """Returns whether a text or path is a URI, also of an unknown scheme, other than `file:`."""
+    if not isinstance(text, str | os.PathLike):
+        return False
+    found = _URI.match(os.fspath(text))
+    return found is not None and found[1].lower() != "file"
+
+
+class Local(str):
+    """The local path of what a URI names; what was fetched stays as long as this object.
+
+    Attributes:
+        uri: the URI.
+    """
+
+    uri: Uri
+
+    @classmethod
+    def within(cls, folder: str | os.PathLike, uri: Uri) -> "Local":
+        """Returns the path for a URI in a folder, of which `shown` makes the URI from now on.
+
+        A pattern has that of the folder above its matches.
+        """
+        folder = os.path.realpath(folder)
+        _begins[f"{folder}/{uri.scheme}/"] = f"{uri.scheme}://"
+        local = cls(Path(folder, uri.scheme, uri.authority, uri.before_pattern()))
+        local.uri = uri
+        return local
+
+
+def shown(text: str) -> str:
+    """Returns a text with URIs in place of the local paths of what they name."""
+    for begin, of_uri in [*_begins.items()]:
+        text = text.replace(begin, of_uri)
+    return text
+
+
+def origin(path: str | os.PathLike) -> str:
+    """Returns the URI of a path that stands for one, and the absolute path of others."""
+    return os.fspath(path).rstrip("/") if is_uri(path) else shown(str(Path(path).resolve()))
+
+
+def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags with URIs in place of local paths, as records have them."""
+    return {name: shown(own) if isinstance(own, str) else own for name, own in values.items()}
+
+
+def variables() -> dict[str, str]:
+    """Returns environment variables with which a command shows the URIs that this process does."""
+    return {_VARIABLE: json.dumps(_begins)}

@@ -22,8 +22,8 @@ from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.remote.cache import with_uris
-from dlrm.remote.copies import output_at
+from dlrm.remote.localize import output_at
+from dlrm.remote.uri import shown
 from dlrm.serving.judged import Judged
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
@@ -96,7 +96,7 @@ class Predictor(Judged, Scoring):
         return html_of(self)
 
     def __repr__(self) -> str:
-        return f"Predictor({with_uris(str(self.path))!r}: {'; '.join(summary_of(self))})"
+        return f"Predictor({shown(str(self.path))!r}: {'; '.join(summary_of(self))})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""

@@ -2,7 +2,7 @@
 
 import daily_steps
 
-from dlrm.remote.store import open_store
+from dlrm.remote.objects import open_store
 from dlrm.scripts.daily import command
 
 

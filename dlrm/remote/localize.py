@@ -1,0 +1,307 @@
+"""Local files in place of URIs: what a command or a function reads, and what it writes.
+
+`localize` fetches what a URI names when a command starts, and `Output.publish` publishes what it
+has written as it ends. Between them there are only local paths, of which messages and records show
+the URIs.
+"""
+
+import errno
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, TextIO
+
+from dlrm.files import MANIFEST, check_local
+from dlrm.manifest import parse_sealed
+from dlrm.remote.cache import Cache, Listing
+from dlrm.remote.objects import open_store
+from dlrm.remote.publish import TOLD_SECONDS, Addition, Output, listing_of
+from dlrm.remote.uri import Local, Uri, is_uri, shown
+
+BEST = "best.json"
+_STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
+_FULL = os.strerror(errno.ENOSPC)
+READ, OWN = "read", "own"
+_NEWEST = "newest"
+
+
+def localize(uri: Uri | str, cache: Cache | None = None, wanted: Sequence[str] = ()) -> Local:
+    """Fetches what a URI names: an object, a published directory, or many objects.
+
+    The URI of a run has its best checkpoint, or the newest if none is best.
+
+    Args:
+        uri: the URI.
+        cache: place of the copy, which stays as long as the result; None is the default one.
+        wanted: patterns of the names of files: others get their size and no content, and a run all
+            its checkpoints. "newest" is the newest checkpoint of a run.
+
+    Returns:
+        The file or folder.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        OSError: an object cannot be read, or the disk is full; the message has URI and path.
+        ValueError: the URI is wrong, or an object is damaged.
+    """
+    began, uri = time.monotonic(), uri if isinstance(uri, Uri) else Uri.parse(uri)
+    cache = cache or Cache.open()
+    place, listing = _found(uri, wanted)
+    try:
+        local = cache.fetched(place, listing)
+    except FileNotFoundError:
+        if place == uri:
+            raise
+        place, listing = _found(uri, wanted)  # a better one is there, and that one pruned
+        local = cache.fetched(place, listing)
+    if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
+        size = sum(entry.size for entry in listing.files.values())
+        print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
+    return local
+
+
+def _found(uri: Uri, wanted: Sequence[str]) -> tuple[Uri, Listing]:
+    """Returns the objects to fetch, after the URI that has them."""
+    listing, newest = listing_of(uri), [*wanted] == [_NEWEST]
+    if wanted and not newest:
+        matches = (n for n in listing.files if any(fnmatch(Path(n).name, one) for one in wanted))
+        return uri, listing._replace(hollow=frozenset(listing.files) - {*matches})
+    if not uri.has_pattern and (best := checkpoint_among(uri, listing.files, newest)):
+        return best, listing_of(best)
+    return uri, listing
+
+
+def checkpoint_among(uri: Uri, names: Iterable[str], newest: bool = False) -> Uri | None:
+    """Returns the URI of the checkpoint of a run that `best.json` names, or else of its newest.
+
+    Args:
+        names: paths below the bucket of the files there.
+        newest: the newest, even if another is the best.
+
+    Returns:
+        Its URI; None if there is no whole checkpoint of a run among the files.
+
+    Raises:
+        OSError: the store cannot be read.
+        ValueError: the record is damaged, or the best checkpoint is missing.
+    """
+    if not (steps := whole_steps(uri, names)):
+        return None
+    best, place = steps[-1], uri.below(BEST)
+    if not newest:
+        try:
+            record = parse_sealed(open_store(uri).content(place.key), str(place))
+            best = f"step-{int(record['step']):09d}"
+        except FileNotFoundError:  # before the first test
+            pass
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{place}: expected the best step: damaged") from error
+    if best not in steps:
+        raise ValueError(
+            f"{uri}: expected the best checkpoint, {best}, as {place} says, got none; name a "
+            f"checkpoint instead, as {uri.below(steps[-1])}"
+        )
+    return uri.below(best)
+
+
+def whole_steps(uri: Uri, names: Iterable[str]) -> list[str]:
+    """Returns the names of the whole checkpoints of a run, by step."""
+    found = (_STEP.fullmatch(name.removeprefix(uri.folder)) for name in names)
+    return sorted(match[1] for match in found if match)
+
+
+def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, list[Uri]]:
+    """Returns the URIs among values, by name.
+
+    Args:
+        roles: names of those that may be URIs, with the texts that `run_locally` explains.
+
+    Raises:
+        ValueError: a URI is wrong; the message has the name.
+    """
+    found = {}
+    for name in roles:
+        own = values.get(name)
+        items = own if isinstance(own, list | tuple) else [own]
+        for item in filter(is_uri, items):
+            check_path(item, f"--{name}")
+        if uris := [Uri.parse(str(item)) for item in items if is_uri(item)]:
+            found[name] = uris
+    return found
+
+
+def run_locally(
+    values: Mapping[str, Any],
+    roles: Mapping[str, str],
+    act: Callable[[dict[str, Any]], int | None],
+) -> int | None:
+    """Runs a command with local paths in place of URIs, and publishes its output if it succeeds.
+
+    What it prints has the URIs again. The role of a flag has words with commas between: "read"
+    fetches, and the words after it are those of `localize`. "write" may replace another of its kind
+    with --overwrite. "replace, evaluation" may replace an earlier evaluation, and "replace"
+    anything; "plain" is that of `publish`. "add" adds models to a repository, see `Addition`. An
+    "own" URI is left to the command.
+
+    Args:
+        values: the flags, with those of `CacheConfig`.
+        roles: names of flags that may be URIs, with their roles.
+        act: the command; called with the flags that change. 0 and None are success.
+
+    Returns:
+        The result of `act`.
+
+    Raises:
+        OSError, ValueError: an object cannot be read or written; the message has its URI.
+    """
+    show_uris()
+    cache, held, outputs = Cache.of_flags(values), list[Local](), list[Output | Addition]()
+    changed: dict[str, Any] = {}
+    found = uris_among(values, roles)
+    with ExitStack() as stack:
+        # Output first, so that what may not be replaced is refused before anything is fetched.
+        for name in sorted(found, key=lambda name: roles[name].startswith(READ)):
+            act_of, *words = roles[name].split(", ")
+            if act_of == READ:
+                changed[name] = localized(values[name], cache, held, words)
+            elif act_of != OWN:
+                (uri,) = found[name]
+                path = stack.enter_context(cache.output(uri))
+                if act_of == "add":
+                    outputs.append(Addition(uri, path))
+                else:
+                    replace = values.get("overwrite")
+                    if replace or act_of == "replace":
+                        replace = next((word for word in words if word != "plain"), True)
+                    outputs.append(Output(uri, path, replace, "plain" in words))
+                changed[name] = type(values[name])(path)
+        code = act(changed)
+        if not code:
+            for output in outputs:
+                output.publish()
+        return code
+
+
+def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str] = ()) -> Any:
+    """Returns a value with local paths in place of URIs, as texts or paths like them.
+
+    Args:
+        value: a URI or a path, or several; a pattern among several stands for its files.
+        held: gets what is fetched, and so keeps it.
+        wanted: see `localize`.
+
+    Raises:
+        OSError, ValueError: see `localize`.
+    """
+    paths: list[Any] = []
+    for item in value if (many := isinstance(value, list | tuple)) else [value]:
+        if not is_uri(item):
+            paths.append(item)
+            continue
+        held.append(local := localize(Uri.parse(item), cache, wanted))
+        if many and local.uri.has_pattern:  # its folders have names that may encode columns
+            files = (path for path in sorted(Path(local).rglob("*")) if path.is_file())
+            paths += [type(item)(file) for file in files]
+        else:
+            paths.append(local if isinstance(item, str) else type(item)(local))
+    return type(value)(paths) if many else paths[0]
+
+
+def check_path(path: Any, name: str) -> None:
+    """Refuses a path that is no path of this machine, and a URI that is wrong.
+
+    Args:
+        path: a path or a URI; other values pass.
+
+    Raises:
+        ValueError: it is refused; the message has `name`.
+    """
+    if is_uri(path):
+        try:
+            Uri.parse(path)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    elif isinstance(path, str | os.PathLike):
+        check_local(path, name)
+
+
+def local_path(path: str | os.PathLike, name: str) -> str:
+    """Returns a path, or the `Local` copy of a URI, which stays as long as the result.
+
+    Raises:
+        OSError, ValueError: a URI cannot be read; the message has it.
+    """
+    check_path(path, name)
+    return localize(os.fspath(path)) if is_uri(path) else os.fspath(path)
+
+
+@contextmanager
+def output_at(
+    path: str | os.PathLike,
+    name: str,
+    replace: bool | str | None = None,
+    folder: str | None = None,
+) -> Iterator[Path]:
+    """Yields the path of output within a block, at whose end what is for a URI is published.
+
+    Args:
+        replace: content of a URI that may be replaced, see `Output`.
+        folder: directory for output that is published; by default one that ends with the block.
+
+    Raises:
+        OSError, ValueError: the output cannot be written at the URI, or may not be.
+    """
+    check_path(path, name)
+    if not is_uri(path):
+        yield Path(path)
+        return
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlrm-"))
+        local = Local.within(folder, Uri.parse(path))
+        output = Output(local.uri, Path(local), replace)
+        output.path.parent.mkdir(parents=True)
+        yield output.path
+        output.publish()
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """Puts URIs in place of local paths into the messages of errors that leave the block."""
+    try:
+        yield
+    except BaseException as error:
+        error.args = tuple(shown(one) if isinstance(one, str) else one for one in error.args)
+        if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike):
+            error.filename = shown(os.fspath(error.filename))
+        raise
+
+
+class _Shown:
+    """A stream that has URIs in place of local paths."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        found = shown(text)
+        if found != text and _FULL in text:  # which the URI would be blamed for
+            found = found.replace(_FULL, f"{_FULL} of the cache, which --cache_dir moves")
+        return self._stream.write(found)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def show_uris() -> None:
+    """Lets what this process prints have URIs in place of local paths."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, _Shown):
+            setattr(sys, name, _Shown(stream))
