@@ -14,7 +14,7 @@ from dlrm.manifest import BLOCK_BYTES, write_manifest
 from dlrm.remote.cache import Cache
 from dlrm.remote.localize import localize
 from dlrm.remote.objects import NEW, find_entries, open_store
-from dlrm.remote.publish import publish as publish_directory
+from dlrm.remote.publish import check_publishable, find_published, publish as publish_directory
 
 
 @pytest.fixture
@@ -64,6 +64,32 @@ def test_an_object_that_is_cut_each_time_is_named(endpoint, store_uri):
     endpoint.set(cut=1.0)
     with pytest.raises(OSError, match=f"{store_uri}a: .*body"):
         store.read(entry)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_conditional_write_whose_answer_is_lost_is_known_as_our_own(endpoint, store_uri, dropped):
+    store = open_store(store_uri)
+    before = store.write("old", b"1", NEW)
+    endpoint.set(lost="d", dropped=dropped)  # of "old" as well
+    replaced = store.write("old", b"2", before)
+    made = store.write("d", b"1", NEW)
+    assert (replaced, made) == (store.entry("old").version, store.entry("d").version)
+    endpoint.set(lost="")
+    for condition in (NEW, before):
+        with pytest.raises(FileExistsError, match="another process has written it meanwhile"):
+            store.write("old", b"3", condition)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_publication_survives_lost_answers(endpoint, published):
+    path, uri = published
+    write_manifest(path, "dataset", note="of a second version")
+    version = check_publishable(uri, "dataset")[""]
+    endpoint.set(lost="manifest.json")
+    publish_directory(path, uri, version)
+    assert find_published(uri).manifest["note"] == "of a second version"
+    assert endpoint.facts()["counts"]["lost"] >= 2  # of the folder, and at the URI
 
 
 def write_profile(path, token):
