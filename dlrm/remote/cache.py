@@ -37,11 +37,13 @@ class Listing(NamedTuple):
         files: path below the bucket -> object.
         checksums: path -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
         hollow: paths of files that are not needed, which get their size and no content.
+        manifest: the manifest of a published directory.
     """
 
     files: dict[str, Entry]
     checksums: dict[str, str] = {}
     hollow: frozenset[str] = frozenset()
+    manifest: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -139,34 +141,26 @@ class Cache:
             (view / _COMPLETE).touch()
 
     def _make_room(self, needed: int, uri: Uri) -> None:
-        """Removes what has not been used for longest, until so many bytes fit.
-
-        Raises:
-            OSError: they do not fit; the message has both sizes and the remedy.
-        """
+        """Removes what has not been used for longest until so many bytes fit, or raises OSError."""
         views = (path for path in (self.folder / "views").glob("*") if path.name[0] != ".")
         unused = sorted(filter(Path.is_dir, views), key=lambda view: _status(view, "st_mtime"))
-        while unused and self._lacks(needed):
+        while True:
+            used = sum(_status(path, "st_size") for path in (self.folder / "objects").glob("*"))
+            free, limit = shutil.disk_usage(self.folder).free, self.limit
+            soft = int((used + free) * _SHARE) if limit is None else limit
+            if not (unused and used and (used + needed > soft or needed > free)):
+                break
             with suppress(FileNotFoundError):
                 remove_unused(unused.pop(0))
             self._drop_unlinked()
-        if needed > (free := shutil.disk_usage(self.folder).free):
+        if needed > min(free, needed if limit is None else limit):
+            left = f"{free:,} left"
+            if limit is not None:
+                left += f", and {limit:,} may be used (--cache_gib)"
             raise OSError(
-                f"{uri}: needs {needed:,} bytes in {self.folder}, which has {free:,} left; name a "
-                "larger disk by --cache_dir"
+                f"{uri}: needs {needed:,} bytes in {self.folder}, which has {left}; name a larger "
+                "disk by --cache_dir"
             )
-        if self.limit is not None and needed > self.limit:
-            raise OSError(
-                f"{uri}: needs {needed:,} bytes in {self.folder}, of which {self.limit:,} may be "
-                "used (--cache_gib)"
-            )
-
-    def _lacks(self, needed: int) -> bool:
-        """Returns whether something has to go before so many bytes are added."""
-        used = sum(_status(path, "st_size") for path in (self.folder / "objects").glob("*"))
-        free = shutil.disk_usage(self.folder).free
-        limit = int((used + free) * _SHARE) if self.limit is None else self.limit
-        return used > 0 and (used + needed > limit or needed > free)
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""

@@ -1,8 +1,7 @@
 """Local files in place of URIs: what a command or a function reads, and what it writes.
 
-`localize` fetches what a URI names when a command starts, and `Output.publish` publishes what it
-has written as it ends. Between them there are only local paths, of which messages and records show
-the URIs.
+`localize` fetches what a URI names at the start, and `Output.publish` publishes what was written at
+the end. Between them there are only local paths, of which messages and records show the URIs.
 """
 
 import errno
@@ -21,23 +20,23 @@ from dlrm.files import MANIFEST, check_local
 from dlrm.manifest import parse_sealed
 from dlrm.remote.cache import Cache, Listing
 from dlrm.remote.objects import open_store
-from dlrm.remote.publish import TOLD_SECONDS, Addition, Output, listing_of
+from dlrm.remote.publish import Addition, Output, listing_of
 from dlrm.remote.uri import Local, Uri, is_uri, shown
 
 BEST = "best.json"
-_STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
-_FULL = os.strerror(errno.ENOSPC)
 READ, OWN = "read", "own"
 _NEWEST = "newest"
+_STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
+_FULL = os.strerror(errno.ENOSPC)
+_TOLD_SECONDS = 1.0  # transfers that take longer are reported
 
 
-def localize(uri: Uri | str, cache: Cache | None = None, wanted: Sequence[str] = ()) -> Local:
+def localize(uri: Uri, cache: Cache | None = None, wanted: Sequence[str] = ()) -> Local:
     """Fetches what a URI names: an object, a published directory, or many objects.
 
     The URI of a run has its best checkpoint, or the newest if none is best.
 
     Args:
-        uri: the URI.
         cache: place of the copy, which stays as long as the result; None is the default one.
         wanted: patterns of the names of files: others get their size and no content, and a run all
             its checkpoints. "newest" is the newest checkpoint of a run.
@@ -48,10 +47,9 @@ def localize(uri: Uri | str, cache: Cache | None = None, wanted: Sequence[str] =
     Raises:
         FileNotFoundError: there is nothing.
         OSError: an object cannot be read, or the disk is full; the message has URI and path.
-        ValueError: the URI is wrong, or an object is damaged.
+        ValueError: an object is damaged.
     """
-    began, uri = time.monotonic(), uri if isinstance(uri, Uri) else Uri.parse(uri)
-    cache = cache or Cache.open()
+    began, cache = time.monotonic(), cache or Cache.open()
     place, listing = _found(uri, wanted)
     try:
         local = cache.fetched(place, listing)
@@ -60,9 +58,7 @@ def localize(uri: Uri | str, cache: Cache | None = None, wanted: Sequence[str] =
             raise
         place, listing = _found(uri, wanted)  # a better one is there, and that one pruned
         local = cache.fetched(place, listing)
-    if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
-        size = sum(entry.size for entry in listing.files.values())
-        print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
+    _tell(uri, f"{sum(e.size for e in listing.files.values()):,} bytes fetched", began)
     return local
 
 
@@ -75,6 +71,11 @@ def _found(uri: Uri, wanted: Sequence[str]) -> tuple[Uri, Listing]:
     if not uri.has_pattern and (best := checkpoint_among(uri, listing.files, newest)):
         return best, listing_of(best)
     return uri, listing
+
+
+def _tell(uri: Uri, what: str, began: float) -> None:
+    if (seconds := time.monotonic() - began) >= _TOLD_SECONDS:
+        print(f"{uri}: {what} in {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
 def checkpoint_among(uri: Uri, names: Iterable[str], newest: bool = False) -> Uri | None:
@@ -94,14 +95,14 @@ def checkpoint_among(uri: Uri, names: Iterable[str], newest: bool = False) -> Ur
     if not (steps := whole_steps(uri, names)):
         return None
     best, place = steps[-1], uri.below(BEST)
-    if not newest:
-        try:
+    try:
+        if not newest:
             record = parse_sealed(open_store(uri).content(place.key), str(place))
             best = f"step-{int(record['step']):09d}"
-        except FileNotFoundError:  # before the first test
-            pass
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{place}: expected the best step: damaged") from error
+    except FileNotFoundError:  # before the first test
+        pass
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place}: expected the best step: damaged") from error
     if best not in steps:
         raise ValueError(
             f"{uri}: expected the best checkpoint, {best}, as {place} says, got none; name a "
@@ -117,22 +118,21 @@ def whole_steps(uri: Uri, names: Iterable[str]) -> list[str]:
 
 
 def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, list[Uri]]:
-    """Returns the URIs among values, by name.
+    """Returns the URIs among flags, by name.
 
     Args:
-        roles: names of those that may be URIs, with the texts that `run_locally` explains.
+        roles: names of those that may be URIs, with their roles; see `run_locally`.
 
     Raises:
         ValueError: a URI is wrong; the message has the name.
     """
-    found = {}
+    found: dict[str, list[Uri]] = {}
     for name in roles:
         own = values.get(name)
-        items = own if isinstance(own, list | tuple) else [own]
-        for item in filter(is_uri, items):
-            check_path(item, f"--{name}")
-        if uris := [Uri.parse(str(item)) for item in items if is_uri(item)]:
-            found[name] = uris
+        for item in own if isinstance(own, list | tuple) else [own]:
+            if item is not None and is_uri(item):
+                check_path(item, f"--{name}")
+                found.setdefault(name, []).append(Uri.parse(item))
     return found
 
 
@@ -167,24 +167,24 @@ def run_locally(
     with ExitStack() as stack:
         # Output first, so that what may not be replaced is refused before anything is fetched.
         for name in sorted(found, key=lambda name: roles[name].startswith(READ)):
-            act_of, *words = roles[name].split(", ")
-            if act_of == READ:
+            verb, *words = roles[name].split(", ")
+            if verb == READ:
                 changed[name] = localized(values[name], cache, held, words)
-            elif act_of != OWN:
+            elif verb != OWN:
                 (uri,) = found[name]
                 path = stack.enter_context(cache.output(uri))
-                if act_of == "add":
-                    outputs.append(Addition(uri, path))
-                else:
-                    replace = values.get("overwrite")
-                    if replace or act_of == "replace":
-                        replace = next((word for word in words if word != "plain"), True)
-                    outputs.append(Output(uri, path, replace, "plain" in words))
+                replace = values.get("overwrite")
+                if replace or verb == "replace":
+                    replace = next((word for word in words if word != "plain"), True)
+                plain = "plain" in words
+                adds = verb == "add"
+                outputs.append(Addition(uri, path) if adds else Output(uri, path, replace, plain))
                 changed[name] = type(values[name])(path)
-        code = act(changed)
-        if not code:
+        if not (code := act(changed)):
             for output in outputs:
+                began = time.monotonic()
                 output.publish()
+                _tell(output.uri, "published", began)
         return code
 
 
@@ -194,10 +194,7 @@ def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str]
     Args:
         value: a URI or a path, or several; a pattern among several stands for its files.
         held: gets what is fetched, and so keeps it.
-        wanted: see `localize`.
-
-    Raises:
-        OSError, ValueError: see `localize`.
+        wanted: see `localize`, also for errors.
     """
     paths: list[Any] = []
     for item in value if (many := isinstance(value, list | tuple)) else [value]:
@@ -214,13 +211,11 @@ def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str]
 
 
 def check_path(path: Any, name: str) -> None:
-    """Refuses a path that is no path of this machine, and a URI that is wrong.
+    """Raises ValueError for a path that is none of this machine, and for a URI that is wrong.
 
     Args:
         path: a path or a URI; other values pass.
-
-    Raises:
-        ValueError: it is refused; the message has `name`.
+        name: the flag or argument, for the message.
     """
     if is_uri(path):
         try:
@@ -238,7 +233,7 @@ def local_path(path: str | os.PathLike, name: str) -> str:
         OSError, ValueError: a URI cannot be read; the message has it.
     """
     check_path(path, name)
-    return localize(os.fspath(path)) if is_uri(path) else os.fspath(path)
+    return localize(Uri.parse(path)) if is_uri(path) else os.fspath(path)
 
 
 @contextmanager
@@ -261,10 +256,8 @@ def output_at(
     if not is_uri(path):
         yield Path(path)
         return
-    with ExitStack() as stack:
-        if folder is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlrm-"))
-        local = Local.within(folder, Uri.parse(path))
+    with tempfile.TemporaryDirectory(prefix="dlrm-") as temporary:
+        local = Local.within(folder or temporary, Uri.parse(path))
         output = Output(local.uri, Path(local), replace)
         output.path.parent.mkdir(parents=True)
         yield output.path

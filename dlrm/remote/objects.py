@@ -9,12 +9,17 @@ import fnmatch
 import json
 import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,9 +90,7 @@ def open_store(uri: Uri) -> "Store":
 @lru_cache(maxsize=16)
 def _opened(root: Uri, process: int) -> "Store":
     if _connected_in - {process}:
-        from dlrm.remote.forked import ForkedStore
-
-        return ForkedStore(root)  # type: ignore[return-value]
+        return _ForkedStore(root)  # type: ignore[return-value]
     _connected_in.add(process)
     return Store(root)
 
@@ -102,20 +105,18 @@ def find_entries(uri: Uri) -> list[Entry]:
     if uri.has_pattern:
         listed = store.entries(uri.before_pattern())
         pattern = re.compile(_pattern(uri.key))
-        found = [entry for entry in listed if pattern.match(entry.key)]
-        if not found:
-            raise FileNotFoundError(f"{uri}: no object of this pattern among {len(listed):,}")
-        return found
+        if found := [entry for entry in listed if pattern.match(entry.key)]:
+            return found
+        raise FileNotFoundError(f"{uri}: no object of this pattern among {len(listed):,}")
     if uri.key and not uri.key.endswith("/"):
         try:
             return [store.entry(uri.key)]
         except FileNotFoundError:
             if uri.scheme in ("http", "https"):
                 raise
-    found = store.entries(uri.folder)
-    if not found:
-        raise FileNotFoundError(f"{uri}: no such object, and none below it")
-    return found
+    if found := store.entries(uri.folder):
+        return found
+    raise FileNotFoundError(f"{uri}: no such object, and none below it")
 
 
 def _pattern(key: str) -> str:
@@ -292,6 +293,52 @@ class Store:
         return OSError(f"{uri}: {_reason(error)}")
 
 
+class _ForkedStore:
+    """A store for a process that was forked from one that has used obstore.
+
+    obstore's threads do not exist there, so a new process makes the calls, one at a time.
+    """
+
+    def __init__(self, root: Uri) -> None:
+        self.root, self._lock = root, threading.Lock()
+        self._pipe, theirs = Pipe()
+        program = f"from dlrm.remote.objects import serve; serve({theirs.fileno()})"
+        path = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._ask, name)
+
+    def _ask(self, *call: Any) -> Any:
+        with self._lock:
+            try:
+                self._pipe.send((self.root, *call))
+                result, error = self._pipe.recv()
+            except EOFError:
+                raise OSError(f"{self.root}: the process that reads it has ended") from None
+        if error is not None:
+            raise error
+        return result
+
+
+def serve(descriptor: int) -> None:
+    """Answers the calls of a process that was forked, until it ends."""
+    pipe = Connection(descriptor)
+    with suppress(EOFError):
+        while True:
+            root, name, *arguments = pipe.recv()
+            try:
+                value = getattr(open_store(root), name)(*arguments)
+                pipe.send((bytes(value) if name == "read" else value, None))
+            except (OSError, ValueError) as error:
+                pipe.send((None, type(error)(str(error))))
+
+
 def _aws_options(endpoint: str) -> dict[str, Any]:
     """Returns settings of S3 that obstore does not take from the environment itself."""
     options: dict[str, Any] = {}
@@ -386,33 +433,29 @@ def download(store: Store, wanted: Sequence[Wanted]) -> None:
 
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
     entry, path, checksum, name = wanted
-    partial = f"{path}.partial-{new_suffix()}"
+    uri, partial_path = replace(store.root, key=entry.key), f"{path}.partial-{new_suffix()}"
 
     def fetch(begin: int) -> str:
         content, sums = store.read(entry, begin, min(begin + PART_BYTES, entry.size)), Checksum()
-        write_at(descriptor, content, begin)
+        write_at(file.fileno(), content, begin)
         if checksum:
             sums.update(content)
         return str(sums)
 
     try:
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
+        with open(partial_path, "xb", buffering=0) as file:
             parts = range(0, max(entry.size, 1), PART_BYTES)
             sums = "".join(map(fetch, parts) if len(parts) == 1 else pool.map(fetch, parts))
-            if checksum is not None and checksum != sums:
-                raise damaged(str(replace(store.root, key=entry.key)), checksum, sums)
-            os.utime(descriptor, (entry.modified, entry.modified))
-        finally:
-            os.close(descriptor)
-        os.rename(partial, path)
+        if checksum is not None and checksum != sums:
+            raise damaged(str(uri), checksum, sums)
+        os.utime(partial_path, (entry.modified, entry.modified))
+        os.rename(partial_path, path)
         if name:
             link(path, name)
     except BaseException as error:
-        with suppress(OSError):
-            os.unlink(partial)
+        Path(partial_path).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:  # not of the store
-            uri, folder = replace(store.root, key=entry.key), os.path.dirname(path)
+            folder = os.path.dirname(path)
             raise OSError(f"{uri}: cannot be stored in {folder}: {error.strerror}") from error
         raise
 
@@ -461,8 +504,3 @@ def remove_all(store: Store, keys: Sequence[str]) -> None:
     with ThreadPoolExecutor(IN_FLIGHT) as pool, suppress(OSError):
         for _ in pool.map(store.remove, keys):
             pass
-
-
-def total_bytes(entries: Sequence[Entry]) -> int:
-    """Returns the bytes of objects together."""
-    return sum(entry.size for entry in entries)

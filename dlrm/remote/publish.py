@@ -4,21 +4,17 @@
     URI/data-<digest>/...       a published directory, complete in itself
 
 The digest is that of the directory's manifest, so a killed upload continues where it stopped, two
-versions never mix, and the one conditional write of `URI/manifest.json` changes
-from the old to the new. A plain directory, which other programs read or have copied, has its files
-beside its manifest.
+versions never mix, and the one conditional write of `URI/manifest.json` changes from the old to the
+new. A plain directory, which other programs read or have copied, has its files beside its manifest.
 """
 
 import hashlib
 import re
 import shutil
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
@@ -36,38 +32,14 @@ from dlrm.remote.objects import (
 )
 from dlrm.remote.uri import Uri
 
-TOLD_SECONDS = 1.0  # transfers that take longer are reported
 _STORED_IN = "stored_in"
 _PREFIX, RUN = "data-", "data-unfinished"  # the latter has files of tasks, see `dlrm.preproc`
 _DATA = re.compile(rf"((?:.*/)?){_PREFIX}([0-9a-f]{{16}}|unfinished)/")  # key of a published file
-_ABANDONED_SECONDS = 24 * 3600  # after its last object, a folder that no manifest names
 _CONFIG = "config.pbtxt"  # of a model that Triton serves
 
 
-class Published(NamedTuple):
-    """A directory at a URI.
-
-    Attributes:
-        uri: its place.
-        manifest: its manifest.
-        entries: path in the directory -> object, the manifest among them.
-    """
-
-    uri: Uri
-    manifest: dict[str, Any]
-    entries: dict[str, Entry]
-
-    def listing(self) -> Listing:
-        """Returns the objects of its files, as files below its place."""
-        base, files = self.uri.folder, self.manifest["files"]
-        return Listing(
-            {f"{base}{name}": entry for name, entry in self.entries.items()},
-            {f"{base}{name}": files[name]["crc32"] for name in files},
-        )
-
-
-def find_published(uri: Uri) -> Published | None:
-    """Returns the directory at a URI, or None where there is no manifest.
+def find_published(uri: Uri) -> Listing | None:
+    """Returns the files of the directory at a URI, below it, or None where there is no manifest.
 
     Raises:
         OSError: the store cannot be read, or a listed file is missing.
@@ -79,19 +51,18 @@ def find_published(uri: Uri) -> Published | None:
     place, folder = str(uri.below(MANIFEST)), manifest.get(_STORED_IN, "")
     if folder:
         check_relative(folder, place)
-    base, entries = uri.below(folder).folder if folder else uri.folder, {MANIFEST: entry}
-    listed = {e.key.removeprefix(base): e for e in open_store(uri).entries(base)}
-    for name, (size, _) in files_of(manifest, place).items():
+    base = uri.below(folder).folder if folder else uri.folder
+    there = {e.key.removeprefix(base): e for e in open_store(uri).entries(base)}
+    found = Listing({uri.below(MANIFEST).key: there.get(MANIFEST, entry)}, {}, manifest=manifest)
+    for name, (size, checksum) in files_of(manifest, place).items():
         check_relative(name, place)
-        if name not in listed:
+        if name not in there:
             raise FileNotFoundError(f"{uri.root}{base}{name}: missing, though {place} names it")
-        if listed[name].size != size:
-            raise ValueError(
-                f"{uri.root}{base}{name}: expected {size} bytes, got {listed[name].size}"
-            )
-        entries[name] = listed[name]
-    entries[MANIFEST] = listed.get(MANIFEST, entry)
-    return Published(uri, manifest, entries)
+        if (got := there[name].size) != size:
+            raise ValueError(f"{uri.root}{base}{name}: expected {size} bytes, got {got}")
+        found.files[uri.below(name).key] = there[name]
+        found.checksums[uri.below(name).key] = checksum
+    return found
 
 
 def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
@@ -121,7 +92,7 @@ def listing_of(uri: Uri) -> Listing:
         with suppress(FileNotFoundError):
             return Listing({uri.key: open_store(uri).entry(uri.key)})
     if (found := find_published(uri)) is not None:
-        return found.listing()
+        return found
     listing, bases = Listing({}, {}), set()
     for entry in find_entries(uri):
         if inside := _DATA.match(entry.key):
@@ -132,8 +103,8 @@ def listing_of(uri: Uri) -> Listing:
         if f"{base}{MANIFEST}" in listing.files:
             found = find_published(replace(uri, key=base))
             assert found is not None
-            listing.files.update(found.listing().files)
-            listing.checksums.update(found.listing().checksums)
+            listing.files.update(found.files)
+            listing.checksums.update(found.checksums)
     if not listing.files:
         raise FileNotFoundError(f"{uri}: has nothing that is complete, only what a run has begun")
     return listing
@@ -160,13 +131,12 @@ def check_publishable(uri: Uri, replace: bool | str | None) -> dict[str, str | N
     if entry is not None:
         if not replace:
             hint = "; --overwrite replaces it" if replace is False else ""
-            raise FileExistsError(
-                f"{uri}: exists and is not empty; name another or remove it{hint}"
-            )
-        if isinstance(replace, str) and manifest.get("kind") != replace:
+            message = f"{uri}: exists and is not empty; name another or remove it{hint}"
+            raise FileExistsError(message)
+        if isinstance(replace, str) and (kind := manifest.get("kind")) != replace:
             raise FileExistsError(
                 f"{uri}: expected nothing, or an earlier {replace} to replace, got a "
-                f"{brief(manifest.get('kind'))}; name another"
+                f"{brief(kind)}; name another"
             )
         return {"": entry.version}
     entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
@@ -177,8 +147,7 @@ def check_publishable(uri: Uri, replace: bool | str | None) -> dict[str, str | N
             f"{uri}: has objects, such as {strange[0]}, but no {MANIFEST}, so it was not written "
             "by this program and is not replaced; name another"
         )
-    inside = {name: check_publishable(uri.below(name), replace)[""] for name in names}
-    return inside or {"": None}
+    return {n: check_publishable(uri.below(n), replace)[""] for n in names} or {"": None}
 
 
 def publish(directory: Path, uri: Uri, version: str | None, plain: bool = False) -> None:
@@ -196,41 +165,21 @@ def publish(directory: Path, uri: Uri, version: str | None, plain: bool = False)
     store, pointer = open_store(uri), uri.below(MANIFEST).key
     content = (directory / MANIFEST).read_bytes()
     manifest = parse_json(content, directory / MANIFEST)
-    folder = "" if plain else f"{_PREFIX}{hashlib.sha256(content).hexdigest()[:16]}/"
-    _, before = _manifest_at(uri)
-    listed = [] if plain else store.entries(uri.below(folder).key)
-    there = {entry.key: entry.size for entry in listed}  # of an upload that was killed
-    files = {uri.below(f"{folder}{name}").key: directory / name for name in manifest["files"]}
+    folder = "" if plain else f"{_PREFIX}{hashlib.sha256(content).hexdigest()[:16]}"
+    base = uri.below(folder).folder if folder else uri.folder
+    files = {f"{base}{name}": directory / name for name in manifest["files"]}
+    # Versions: earlier, of a killed upload, or of writers who will be refused now.
+    listed = store.entries(uri.below(_PREFIX).key)
+    there = {e.key: e.size for e in listed if _DATA.match(e.key.removeprefix(uri.folder))}
+    before = _manifest_at(uri)[1]
+    beside = {} if _STORED_IN in before else before.get("files", {})
     upload(store, {k: path for k, path in files.items() if there.get(k) != path.stat().st_size})
-    if not plain:
-        store.write(uri.below(f"{folder}{MANIFEST}").key, content)  # of the folder itself
-        manifest[_STORED_IN] = folder.rstrip("/")
-        content = sealed_json(manifest).encode()
+    if folder:
+        store.write(f"{base}{MANIFEST}", content)  # makes the folder complete in itself
+        content = sealed_json({**manifest, _STORED_IN: folder}).encode()
     store.write(pointer, content, version or NEW)
-    gone = {uri.below(name).key for name in _names(before) - _names(manifest)}
-    remove_all(store, sorted(gone | _abandoned(uri, folder)))
-
-
-def _names(manifest: dict[str, Any]) -> set[str]:
-    """Returns the names of the objects that a manifest at a URI lists, from there."""
-    folder = manifest.get(_STORED_IN)
-    names = {*manifest.get("files", ()), *([MANIFEST] if folder else [])}
-    return {f"{folder}/{name}" if folder else name for name in names}
-
-
-def _abandoned(uri: Uri, current: str) -> set[str]:
-    """Returns the keys of what killed uploads have left long ago, and of the files of tasks."""
-    folders: dict[str, list[Entry]] = {}
-    for entry in open_store(uri).entries(uri.below(_PREFIX).key):
-        name = entry.key.removeprefix(uri.folder).partition("/")[0]
-        folders.setdefault(f"{name}/", []).append(entry)
-    before = time.time() - _ABANDONED_SECONDS
-    return {
-        entry.key
-        for name, entries in folders.items()
-        if name == f"{RUN}/" or (name != current and max(e.modified for e in entries) < before)
-        for entry in entries
-    }
+    old = {*there, *(uri.below(name).key for name in beside)} - files.keys()
+    remove_all(store, sorted(old - {f"{base}{MANIFEST}"}))
 
 
 class Output:
@@ -270,19 +219,18 @@ class Output:
             FileExistsError: another process has published there meanwhile.
             OSError: an object cannot be written; what was published before still is.
         """
-        with _told(self.uri):
-            if self.path.is_file():
-                open_store(self.uri).write(self.uri.key, self.path)
-            elif (self.path / MANIFEST).is_file():
-                if "" not in self._versions:
-                    raise FileExistsError(f"{self.uri}: has directories of others; name another")
-                publish(self.path, self.uri, self._versions[""], self._plain)
-            elif self.path.is_dir():
-                files = {path for path in self.path.rglob("*") if path.is_file()}
-                for inside in sorted(one.parent for one in self.path.glob(f"*/{MANIFEST}")):
-                    publish(inside, self.uri.below(inside.name), self._versions.get(inside.name))
-                    files -= {*inside.rglob("*")}
-                upload(open_store(self.uri), {_key(self, path): path for path in sorted(files)})
+        if self.path.is_file():
+            open_store(self.uri).write(self.uri.key, self.path)
+        elif (self.path / MANIFEST).is_file():
+            if "" not in self._versions:
+                raise FileExistsError(f"{self.uri}: has directories of others; name another")
+            publish(self.path, self.uri, self._versions[""], self._plain)
+        else:
+            files = {path for path in self.path.rglob("*") if path.is_file()}
+            for inside in sorted(one.parent for one in self.path.glob(f"*/{MANIFEST}")):
+                publish(inside, self.uri.below(inside.name), self._versions.get(inside.name))
+                files -= {*inside.rglob("*")}
+            upload(open_store(self.uri), {_key(self, path): path for path in sorted(files)})
 
 
 class Addition:
@@ -301,22 +249,19 @@ class Addition:
     def __init__(self, uri: Uri, path: Path) -> None:
         uri.check_writable()
         self.uri, self.path = uri, path
-        store = open_store(uri)
-        self._there = {entry.key: entry for entry in store.entries(uri.folder)}
+        store, wanted = open_store(uri), []
+        self._there = {PurePosixPath(entry.key): entry for entry in store.entries(uri.folder)}
+        models = {key.parent for key in self._there if key.name == _CONFIG}
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        models = {PurePosixPath(key).parent for key in self._there if key.endswith(f"/{_CONFIG}")}
-        self._kept: set[str] = set()
-        wanted = []
         for key, entry in self._there.items():
-            if models.isdisjoint(PurePosixPath(key).parents):
-                continue  # of an export that was killed
-            self._kept |= {key, *map(str, PurePosixPath(key).parents)}
-            file = path / key.removeprefix(uri.folder)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if file.name == _CONFIG or "_transform/" in key:
-                wanted.append(Wanted(entry, str(file)))
+            if not models.isdisjoint(key.parents):  # others are of exports that were killed
+                file = path / entry.key.removeprefix(uri.folder)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if key.name == _CONFIG or "_transform/" in entry.key:
+                    wanted.append(Wanted(entry, str(file)))
         download(store, wanted)
+        self._before = {*path.rglob("*")}
 
     def publish(self) -> None:
         """Publishes what was added.
@@ -325,35 +270,22 @@ class Addition:
             FileExistsError: another process has added the same meanwhile.
             OSError: an object cannot be written.
         """
-        store, parts = open_store(self.uri), dict[str, dict[str, Path]]()
-        for path in sorted(self.path.rglob("*"), reverse=True):
-            if (key := _key(self, path)) in self._kept:
-                continue
-            if path.is_file():
-                name = path.name if path.name in (MANIFEST, _CONFIG) else ""
-                parts.setdefault(name, {})[key] = path
-            elif not any(path.iterdir()):  # of ensembles, whose versions have no files
-                store.write(f"{key}/.keep", b"")
-        with _told(self.uri):
-            for name in (MANIFEST, "", _CONFIG):
-                files = parts.get(name, {})
-                if name:
-                    for key, path in files.items():
-                        before = self._there.get(key)
-                        store.write(key, path, before.version if before else NEW)
-                else:
-                    upload(store, files)
+        store, new = open_store(self.uri), sorted({*self.path.rglob("*")} - self._before)
+        for path in new:
+            if path.is_dir() and not any(path.iterdir()):  # of ensembles: versions without files
+                store.write(f"{_key(self, path)}/.keep", b"")
+        files = {_key(self, path): path for path in new if path.is_file()}
+        first, last = ([k for k, p in files.items() if p.name == n] for n in (MANIFEST, _CONFIG))
+        self._claim({key: files[key] for key in first})
+        upload(store, {key: files[key] for key in files.keys() - {*first, *last}})
+        self._claim({key: files[key] for key in last})
+
+    def _claim(self, files: dict[str, Path]) -> None:
+        for key, path in files.items():
+            before = self._there.get(PurePosixPath(key))
+            open_store(self.uri).write(key, path, before.version if before else NEW)
 
 
 def _key(output: Output | Addition, path: Path) -> str:
     """Returns the key of a file of an output."""
     return f"{output.uri.folder}{path.relative_to(output.path).as_posix()}"
-
-
-@contextmanager
-def _told(uri: Uri) -> Iterator[None]:
-    """Reports the time of a publication."""
-    began = time.monotonic()
-    yield
-    if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
-        print(f"{uri}: published in {seconds:.1f} s", file=sys.stderr, flush=True)

@@ -23,8 +23,8 @@ from dlrm.preproc.spark import session as spark_sessions
 from dlrm.preproc.splits import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
+from dlrm.remote.objects import open_store
 from dlrm.remote.publish import RUN
-from dlrm.remote.store import open_store
 
 pytestmark = pytest.mark.slow
 ROWS = 3000

@@ -214,7 +214,7 @@ def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypa
     ):
         assert re.match(f"error: {message}", dlrm(*words, f"--input={uri}", code=1))
     told = dlrm(*words, f"--input={data}", "--cache_gib=1e-9", code=1)
-    assert re.match(rf"error: {data}: needs 5 bytes in \S+, of which 1 may be used \(--cache", told)
+    assert re.match(rf"error: {data}: needs 5 bytes in .* and 1 may be used \(--cache", told)
     told = dlrm(
         "predict", f"--checkpoint={data}", "--input=a.csv", f"--output={bucket}x.npy", code=1
     )
