@@ -122,9 +122,7 @@ class Mirror:
             closing, (steps, best) = self._closing, self._wanted
             try:
                 if steps:
-                    self._reflect(steps, best)
-                if steps and closing:
-                    self._upload_others()
+                    self._reflect(steps, best, closing)
                 if self._failed:
                     say_aside(f"note: {self.uri}: uploaded now")
                 self._failed, self._complete = "", closing
@@ -134,25 +132,28 @@ class Mirror:
                     return
                 say_aside(f"warning: {self._waiting(' yet')}; the training continues")
 
-    def _reflect(self, steps: list[Path], best: bytes | None) -> None:
-        """Makes the URI have these checkpoints, and this record of the best."""
+    def _reflect(self, steps: list[Path], best: bytes | None, closing: bool) -> None:
+        """Makes the URI have these checkpoints, this record of the best, and at last all files."""
         with ExitStack() as held:
             for step in steps:
                 if not held.enter_context(in_use(step)):
-                    if self._closing:
+                    if closing:
                         raise FileNotFoundError(f"{step}: was removed")
                     return  # pruned, so there are newer ones
             named = f"step-{int(json.loads(best)['step']):09d}" if best else ""
             for step in steps:
-                if step == steps[-1] and any(older.name == named for older in steps[:-1]):
-                    self._upload_best(best)  # before the newest, which may name it as well
                 self._upload(step)
-            self._upload_best(best)
+            if best != self._best:
+                key = self.uri.below(BEST).key
+                self._store.remove(key) if best is None else self._store.write(key, best)
+                self._best = best
             for path, uri in self._logs.items():
                 if path.exists():
                     lines = path.read_bytes()  # the last of which may be half written
                     open_store(uri).write(uri.key, lines[: lines.rfind(b"\n") + 1])
             self._prune({named, *(step.name for step in steps)})
+            if closing:
+                self._upload_others()
 
     def _upload(self, step: Path) -> None:
         """Uploads a checkpoint unless it is there."""
@@ -169,15 +170,6 @@ class Mirror:
     def _note(self, uploaded: dict[str, str]) -> None:
         self._uploaded = uploaded
         write_atomically(self.path / _RECORD, json.dumps(uploaded, indent=2) + "\n")
-
-    def _upload_best(self, best: bytes | None) -> None:
-        if best != self._best:
-            key = self.uri.below(BEST).key
-            if best is None:
-                self._store.remove(key)
-            else:
-                self._store.write(key, best)
-            self._best = best
 
     def _prune(self, kept: set[str]) -> None:
         """Deletes older checkpoints at the URI, and what a killed run has left of some."""
@@ -196,13 +188,12 @@ class Mirror:
 
     def _upload_others(self) -> None:
         """Uploads all files that are in no checkpoint of the run."""
-        paths = {path.relative_to(self.path).as_posix(): path for path in self.path.rglob("*")}
-        files = {
-            self.uri.below(name).key: path
-            for name, path in paths.items()
-            if path.is_file() and not name.startswith("step-") and name != BEST
-        }
-        upload(self._store, {key: p for key, p in files.items() if "/." not in f"/{key}"})
+        files = {}
+        for path in self.path.rglob("*"):
+            name = path.relative_to(self.path).as_posix()
+            if path.is_file() and not name.startswith(("step-", ".")) and name != BEST:
+                files[self.uri.below(name).key] = path
+        upload(self._store, files)
 
 
 @contextmanager

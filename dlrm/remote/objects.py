@@ -227,9 +227,14 @@ class Store:
         Args:
             only_if: `NEW`, or the version that it must have now; None replaces any.
         """
-        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if) or self._update(key, only_if)
+        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if, {"e_tag": only_if})
         if only_if is not None and isinstance(content, Path):
             content = content.read_bytes()  # conditions need a request of one part
+        if self._kind == "gs" and isinstance(mode, dict):  # whose conditions are by generation
+            facts = self._call(key, lambda: self._ops.head(self._store, key))
+            if facts["e_tag"] != only_if:
+                raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
+            mode = {"version": facts["version"]}
 
         def put() -> str:
             return self._ops.put(self._store, key, content, mode=mode)["e_tag"] or ""
@@ -242,16 +247,6 @@ class Store:
                     if bytes(self.read(entry := self.entry(key))) == content:
                         return entry.version
             raise
-
-    def _update(self, key: str, version: str | None) -> dict[str, str | None]:
-        """Returns the condition of a write that replaces a version."""
-        if self._kind != "gs":
-            return {"e_tag": version}
-        # Google's conditions are by generation.
-        facts = self._call(key, lambda: self._ops.head(self._store, key))
-        if facts["e_tag"] != version:
-            raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
-        return {"version": facts["version"]}
 
     def remove(self, key: str) -> None:
         """Deletes an object; one that is gone already is no error."""
@@ -478,25 +473,15 @@ def write_at(descriptor: int, content: Any, begin: int) -> None:
         view, begin = view[written:], begin + written
 
 
-def upload(
-    store: Store,
-    files: Mapping[str, Path],
-    done: Callable[[int], object] = lambda size: None,
-) -> None:
-    """Writes files, by key, as objects, several at a time; calls `done` with the bytes of each.
+def upload(store: Store, files: Mapping[str, Path]) -> None:
+    """Writes files, by key, as objects, several at a time.
 
     Raises:
         OSError: an object cannot be written; the message has its URI.
     """
-
-    def put(item: tuple[str, Path]) -> int:
-        key, path = item
-        store.write(key, path)
-        return path.stat().st_size
-
     with ThreadPoolExecutor(8, thread_name_prefix="upload") as pool:  # each has several parts
-        for size in pool.map(put, files.items()):
-            done(size)
+        for _ in pool.map(store.write, files.keys(), files.values()):
+            pass
 
 
 def remove_all(store: Store, keys: Sequence[str]) -> None:
