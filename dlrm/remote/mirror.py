@@ -78,7 +78,7 @@ class Mirror:
         """Takes the checkpoints that the directory has now; returns at once.
 
         Args:
-            steps: their directories, which `remove_unused` will remove.
+            steps: their directories.
         """
         best = self.path / BEST
         wanted = sorted(steps), best.read_bytes() if best.exists() else None

@@ -49,7 +49,6 @@ _SOUGHT = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME with a key, a token or a client, and the managed identity",
     "http": "none",
 }
-_KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
 _connected_in: set[int] = set()  # processes that have used obstore, before a fork
 _REPLACED = "{}: another process has written it meanwhile"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
@@ -112,7 +111,7 @@ def find_entries(uri: Uri) -> list[Entry]:
         try:
             return [store.entry(uri.key)]
         except FileNotFoundError:
-            if uri.scheme in ("http", "https"):
+            if uri.kind == "http":
                 raise
     if found := store.entries(uri.folder):
         return found
@@ -137,7 +136,7 @@ class Store:
     """
 
     def __init__(self, root: Uri) -> None:
-        self.root, self._kind = root, _KINDS.get(root.scheme, root.scheme)
+        self.root, self._kind = root, root.kind
         try:
             import obstore
         except ImportError as error:

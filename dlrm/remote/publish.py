@@ -86,7 +86,7 @@ def listing_of(uri: Uri) -> Listing:
     Raises:
         OSError, ValueError: see `find_published` and `find_entries`.
     """
-    if uri.has_pattern or uri.scheme in ("http", "https"):
+    if uri.has_pattern or uri.kind == "http":
         return Listing({entry.key: entry for entry in find_entries(uri)})
     if uri.key and not uri.key.endswith("/"):  # first, as others may not be permitted
         with suppress(FileNotFoundError):

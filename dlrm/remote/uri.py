@@ -10,17 +10,10 @@ from typing import Any
 
 from dlrm.documents import brief
 
-# Scheme -> the store behind it. Those with the same store are synonyms.
-SCHEMES = {
-    "s3": "Amazon S3, or a service with its interface",
-    "s3a": "Amazon S3, or a service with its interface",
-    "gs": "Google Cloud Storage",
-    "az": "Azure Blob Storage",
-    "abfs": "Azure Blob Storage",
-    "abfss": "Azure Blob Storage",
-    "https": "a web server, to read single files",
-    "http": "a web server, to read single files",
-}
+# Scheme -> store: S3 or a service with its interface, Google Cloud Storage, Azure Blob Storage, or
+# a web server, to read single files.
+SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
+SCHEMES |= {"https": "http", "http": "http"}
 # Also the form "s3:/bucket", which pathlib makes of a URI.
 _URI = re.compile(
     r"^([a-z][a-z0-9+.-]*):(?://|/(?!/))([^/]*)(?:/(.*))?\Z", re.IGNORECASE | re.DOTALL
@@ -69,7 +62,7 @@ class Uri:
             raise ValueError(f"{shown}: expected a URI of {known}, or a path, got {scheme}://")
         if not authority:
             raise ValueError(f"{shown}: expected a bucket, as in {scheme}://bucket/{key}, got none")
-        if "?" in key and scheme in ("http", "https"):
+        if "?" in key and SCHEMES[scheme] == "http":
             raise ValueError(f"{shown.partition('?')[0]}: expected a URI without a query")
         if _UNREADABLE.search(f"/{key.rstrip('/')}/") and key.strip("/"):
             raise ValueError(
@@ -80,11 +73,16 @@ class Uri:
 
     def check_writable(self) -> None:
         """Raises ValueError for a URI of a web server, where nothing can be written."""
-        if self.scheme in ("http", "https"):
+        if self.kind == "http":
             raise ValueError(f"{self}: expected a store to write to, got a web server")
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}/{self.key}"
+
+    @property
+    def kind(self) -> str:
+        """The kind of store: "s3", "gs", "az" or "http"."""
+        return SCHEMES[self.scheme]
 
     @property
     def root(self) -> "Uri":
