@@ -31,39 +31,24 @@ _SHARE = 0.5  # of the free space of the disk, if no limit is given
 
 
 class Listing(NamedTuple):
-    """Objects, and the files that show them.
-
-    Attributes:
-        files: path below the bucket -> object.
-        checksums: path -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
-        hollow: paths of files that are not needed, which get their size and no content.
-        manifest: the manifest of a published directory.
-    """
+    """Objects, and the files that show them, by path below the bucket."""
 
     files: dict[str, Entry]
-    checksums: dict[str, str] = {}
-    hollow: frozenset[str] = frozenset()
-    manifest: Mapping[str, Any] = {}
+    checksums: dict[str, str] = {}  # where a manifest has them, as of `dlrm.manifest.Checksum`
+    hollow: frozenset[str] = frozenset()  # not needed; these get their size and no content
+    manifest: Mapping[str, Any] = {}  # of a published directory
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of fetched objects.
-
-    Attributes:
-        folder: the folder; see `default_folder`.
-        limit: bytes of objects that are kept; None is half of what the disk has left.
-    """
+    """A folder of fetched objects."""
 
     folder: Path
-    limit: int | None = None
+    limit: int | None = None  # bytes of objects that are kept; None is half of what the disk has
 
     @classmethod
     def open(cls, folder: str | os.PathLike | None = None, limit: int | None = None) -> "Cache":
-        """Returns a cache, whose folder is created.
-
-        Args:
-            folder: the folder; None is `default_folder()`.
+        """Returns a cache, whose folder is created; None is `default_folder()`.
 
         Raises:
             OSError: the folder cannot be made, or belongs to another user.
@@ -81,10 +66,6 @@ class Cache:
 
     def fetched(self, uri: Uri, listing: Listing) -> Local:
         """Returns the file or folder with the objects of a URI, fetched if they are not here.
-
-        Args:
-            uri: an object, a prefix or a pattern.
-            listing: its objects.
 
         Raises:
             OSError: an object cannot be read, or the disk is full; the message has URI and path.
@@ -154,13 +135,9 @@ class Cache:
                 remove_unused(unused.pop(0))
             self._drop_unlinked()
         if needed > min(free, needed if limit is None else limit):
-            left = f"{free:,} left"
-            if limit is not None:
-                left += f", and {limit:,} may be used (--cache_gib)"
-            raise OSError(
-                f"{uri}: needs {needed:,} bytes in {self.folder}, which has {left}; name a larger "
-                "disk by --cache_dir"
-            )
+            allowed = "" if limit is None else f", and {limit:,} may be used (--cache_gib)"
+            has = f"needs {needed:,} bytes in {self.folder}, which has {free:,} left{allowed}"
+            raise OSError(f"{uri}: {has}; name a larger disk by --cache_dir")
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""
@@ -179,9 +156,7 @@ class Cache:
 
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
-        """Yields the local place of output that is published under a URI, for this process alone.
-
-        What a killed run left, such as its finished tasks, is there.
+        """Yields the local place of output for a URI, with what a killed run has left.
 
         Raises:
             BlockingIOError: another process writes output for the URI.
@@ -192,8 +167,8 @@ class Cache:
             try:
                 stack.enter_context(_flock(folder.with_name(f"{folder.name}.lock"), _AT_ONCE))
             except BlockingIOError:
-                busy = f"{uri}: another process of this machine writes there"
-                raise BlockingIOError(busy) from None
+                reason = "another process of this machine writes there"
+                raise BlockingIOError(f"{uri}: {reason}") from None
             yield place
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -32,21 +32,15 @@ _TOLD_SECONDS = 1.0  # transfers that take longer are reported
 
 
 def localize(uri: Uri, cache: Cache | None = None, wanted: Sequence[str] = ()) -> Local:
-    """Fetches what a URI names: an object, a published directory, or many objects.
-
-    The URI of a run has its best checkpoint, or the newest if none is best.
+    """Fetches an object, a published directory, or many objects; of a run, its best checkpoint.
 
     Args:
         cache: place of the copy, which stays as long as the result; None is the default one.
         wanted: patterns of the names of files: others get their size and no content, and a run all
             its checkpoints. "newest" is the newest checkpoint of a run.
 
-    Returns:
-        The file or folder.
-
     Raises:
-        FileNotFoundError: there is nothing.
-        OSError: an object cannot be read, or the disk is full; the message has URI and path.
+        OSError: there is nothing, it cannot be read, or the disk is full; the message has the URI.
         ValueError: an object is damaged.
     """
     began, cache = time.monotonic(), cache or Cache.open()
@@ -82,14 +76,10 @@ def checkpoint_among(uri: Uri, names: Iterable[str], newest: bool = False) -> Ur
     """Returns the URI of the checkpoint of a run that `best.json` names, or else of its newest.
 
     Args:
-        names: paths below the bucket of the files there.
+        names: paths below the bucket; None is returned if they have no whole checkpoint.
         newest: the newest, even if another is the best.
 
-    Returns:
-        Its URI; None if there is no whole checkpoint of a run among the files.
-
     Raises:
-        OSError: the store cannot be read.
         ValueError: the record is damaged, or the best checkpoint is missing.
     """
     if not (steps := whole_steps(uri, names)):
@@ -118,14 +108,7 @@ def whole_steps(uri: Uri, names: Iterable[str]) -> list[str]:
 
 
 def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, list[Uri]]:
-    """Returns the URIs among flags, by name.
-
-    Args:
-        roles: names of those that may be URIs, with their roles; see `run_locally`.
-
-    Raises:
-        ValueError: a URI is wrong; the message has the name.
-    """
+    """Returns the URIs among flags, by name; ValueError names a wrong one."""
     found: dict[str, list[Uri]] = {}
     for name in roles:
         own = values.get(name)
@@ -152,10 +135,8 @@ def run_locally(
     Args:
         values: the flags, with those of `CacheConfig`.
         roles: names of flags that may be URIs, with their roles.
-        act: the command; called with the flags that change. 0 and None are success.
-
-    Returns:
-        The result of `act`.
+        act: the command, called with the flags that change, whose result is returned. 0 and None
+            are success.
 
     Raises:
         OSError, ValueError: an object cannot be read or written; the message has its URI.
@@ -189,10 +170,10 @@ def run_locally(
 
 
 def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str] = ()) -> Any:
-    """Returns a value with local paths in place of URIs, as texts or paths like them.
+    """Returns a value with local paths in place of URIs; a pattern among several has its files.
 
     Args:
-        value: a URI or a path, or several; a pattern among several stands for its files.
+        value: a URI or a path, as text or `Path`, or several.
         held: gets what is fetched, and so keeps it.
         wanted: see `localize`, also for errors.
     """
@@ -211,12 +192,7 @@ def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str]
 
 
 def check_path(path: Any, name: str) -> None:
-    """Raises ValueError for a path that is none of this machine, and for a URI that is wrong.
-
-    Args:
-        path: a path or a URI; other values pass.
-        name: the flag or argument, for the message.
-    """
+    """Raises ValueError, with the name of a flag or argument, for a wrong URI or path."""
     if is_uri(path):
         try:
             Uri.parse(path)
@@ -227,30 +203,20 @@ def check_path(path: Any, name: str) -> None:
 
 
 def local_path(path: str | os.PathLike, name: str) -> str:
-    """Returns a path, or the `Local` copy of a URI, which stays as long as the result.
-
-    Raises:
-        OSError, ValueError: a URI cannot be read; the message has it.
-    """
+    """Returns a path, or the `Local` copy of a URI; for errors see `check_path` and `localize`."""
     check_path(path, name)
     return localize(Uri.parse(path)) if is_uri(path) else os.fspath(path)
 
 
 @contextmanager
 def output_at(
-    path: str | os.PathLike,
-    name: str,
-    replace: bool | str | None = None,
-    folder: str | None = None,
+    path: str | os.PathLike, name: str, replace: bool | str | None = None, folder: str | None = None
 ) -> Iterator[Path]:
     """Yields the path of output within a block, at whose end what is for a URI is published.
 
     Args:
-        replace: content of a URI that may be replaced, see `Output`.
+        name, replace: see `check_path` and `Output`, also for errors.
         folder: directory for output that is published; by default one that ends with the block.
-
-    Raises:
-        OSError, ValueError: the output cannot be written at the URI, or may not be.
     """
     check_path(path, name)
     if not is_uri(path):

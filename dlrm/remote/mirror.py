@@ -21,13 +21,7 @@ from pathlib import Path
 
 from dlrm.command_line import say_aside
 from dlrm.documents import one_line, read_json
-from dlrm.files import (
-    MANIFEST,
-    atomic_directory,
-    link_or_copy,
-    make_directories,
-    write_atomically,
-)
+from dlrm.files import MANIFEST, atomic_directory, link_or_copy, make_directories, write_atomically
 from dlrm.locks import in_use
 from dlrm.remote.cache import Cache
 from dlrm.remote.localize import BEST, checkpoint_among, localize, whole_steps
@@ -49,10 +43,6 @@ class Mirror:
 
     The store repeats failed requests. What fails nevertheless is tried again with the next
     checkpoint, and at the end.
-
-    Attributes:
-        path: the local directory.
-        uri: the URI.
     """
 
     def __init__(self, path: Path, uri: Uri, keep: int, uploaded: dict[str, str]) -> None:
@@ -75,11 +65,7 @@ class Mirror:
             self._logs[Path(path)] = Uri.parse(place)
 
     def saved(self, steps: Sequence[Path]) -> None:
-        """Takes the checkpoints that the directory has now; returns at once.
-
-        Args:
-            steps: their directories.
-        """
+        """Takes the directories of the checkpoints that there are now; returns at once."""
         best = self.path / BEST
         wanted = sorted(steps), best.read_bytes() if best.exists() else None
         if wanted != self._wanted:
@@ -87,13 +73,10 @@ class Mirror:
             self._changed.set()
 
     def close(self, seconds: float | None = None) -> str:
-        """Uploads what is left, all other files of the directory too, and ends the thread.
+        """Uploads what is left, all other files too; returns what is not at the URI, and why.
 
         Args:
             seconds: the longest time to wait; by default until the store gives up.
-
-        Returns:
-            What is not at the URI, and why; nothing if all is.
         """
         if steps := self._wanted[0]:  # an interrupt may have come between a change and `saved`
             here = sorted(manifest.parent for manifest in self.path.glob(f"step-*/{MANIFEST}"))
@@ -219,13 +202,12 @@ def mirrored(
         FileExistsError: the URI has checkpoints, and `resume` is False.
         NotUploadedError: the block has ended, or with an error of `saved`, and something is not at
             the URI; the message has the reason, and its place on this machine.
-        OSError, ValueError: the store cannot be read, or an object is damaged.
     """
     uri.check_writable()
     with cache.output(uri) as path:
         mirror = Mirror(path, uri, keep, _fetch_run(cache, uri, path, resume))
-        kept = f"; kept in {cache.output_folder(uri)}, from where the same command with --resume "
-        kept += "uploads"
+        how = "from where the same command with --resume uploads"
+        kept = f"; kept in {cache.output_folder(uri)}, {how}"
         try:
             yield mirror
         except BaseException as error:
@@ -253,17 +235,14 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> dict[str, st
     local = sorted(manifest.parent.name for manifest in path.glob(f"step-*/{MANIFEST}"))
     if not _knows(path, there):
         if local:
-            say_aside(
-                f"note: {uri}: another run has changed it, so {local[-1]} that an earlier run has "
-                "left on this machine is not used"
-            )
+            left = f"{local[-1]} that an earlier run has left on this machine is not used"
+            say_aside(f"note: {uri}: another run has changed it, so {left}")
         shutil.rmtree(path, ignore_errors=True)
         local = []
     if local and not resume:
-        raise FileExistsError(
-            f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run that could not upload "
-            f"it to {uri}; --resume continues from it{another}"
-        )
+        left = f"has {local[-1]} of an earlier run that could not upload it to {uri}"
+        folder = cache.output_folder(uri)
+        raise FileExistsError(f"{folder}: {left}; --resume continues from it{another}")
     make_directories(path)
     if there and not local:
         for place in {checkpoint_among(uri, listed, newest) for newest in (False, True)}:

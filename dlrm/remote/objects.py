@@ -33,15 +33,9 @@ IN_FLIGHT = 32  # requests; 10,000 small objects of a local server took as long 
 PART_BYTES = 2 * BLOCK_BYTES  # of a large object, in one request
 NEW = "new"  # of `Store.write`: only if there is no such object
 _WAIT = {"connect_timeout": "10s", "timeout": "5m", "pool_max_idle_per_host": "64"}
-_RETRIES = {
-    "max_retries": 25,  # more than fit in the time
-    "retry_timeout": timedelta(seconds=120),
-    "backoff": {
-        "init_backoff": timedelta(milliseconds=100),
-        "max_backoff": timedelta(seconds=10),
-        "base": 3,  # a pause is random up to so many times the last one; with 2 they hardly grow
-    },
-}
+# A pause is random up to 3 times the last one; with 2 they hardly grow.
+_PAUSES = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=10), "base": 3}
+_RETRIES = {"max_retries": 25, "retry_timeout": timedelta(seconds=120), "backoff": _PAUSES}
 _SOUGHT = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws (with boto3), a web identity, and the role of "
     "the container or machine",
@@ -61,27 +55,19 @@ _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidTo
 
 
 class Entry(NamedTuple):
-    """An object of a listing.
-
-    Attributes:
-        key: its key.
-        size: its bytes.
-        version: identifies the content: the ETag, or else size and time.
-        modified: seconds since 1970 of its last change.
-    """
+    """An object of a listing."""
 
     key: str
-    size: int
-    version: str
-    modified: float
+    size: int  # bytes
+    version: str  # the ETag, or else size and time
+    modified: float  # seconds since 1970
 
 
 def open_store(uri: Uri) -> "Store":
-    """Returns the store of a URI's bucket; connections are kept within a process, not over forks.
+    """Returns the store of a URI's bucket, with connections that a process keeps.
 
     Raises:
-        ValueError: the library for it is missing, or the settings in the environment contradict
-            each other.
+        ValueError: the library is missing, or settings in the environment contradict each other.
     """
     return _opened(replace(uri, key=""), os.getpid())
 
@@ -130,9 +116,8 @@ def _pattern(key: str) -> str:
 class Store:
     """Objects of one bucket, by obstore.
 
-    All methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
-    PermissionError with the credentials that were looked for, FileExistsError for a write that the
-    condition refuses.
+    Methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
+    PermissionError, and FileExistsError for a write that the condition refuses.
     """
 
     def __init__(self, root: Uri) -> None:
@@ -154,10 +139,10 @@ class Store:
             "http": str(self.root),
         }.get(self._kind, "")
         if endpoint and not re.match("https?://[^/]", endpoint):  # obstore would panic
-            raise ValueError(
-                f"{self.root}: expected the address of the service in the environment to begin "
-                "with http:// or https://"
+            expected = (
+                "the address of the service in the environment to begin with http:// or https://"
             )
+            raise ValueError(f"{self.root}: expected {expected}")
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
         if self._kind == "gs" and endpoint:
@@ -174,10 +159,8 @@ class Store:
     def entries(self, prefix: str) -> list[Entry]:
         """Returns all objects whose keys begin with a prefix, by key."""
         if self._kind == "http":
-            raise ValueError(
-                f"{replace(self.root, key=prefix)}: expected the URI of a single file, as a web "
-                "server has no listings"
-            )
+            place = replace(self.root, key=prefix)
+            raise ValueError(f"{place}: expected the URI of a single file of a web server")
 
         def listed() -> list[Entry]:
             folder = prefix.rpartition("/")[0]  # obstore takes a prefix for whole parts of keys
@@ -191,11 +174,7 @@ class Store:
         return _entry(self._call(key, lambda: self._ops.head(self._store, key)))
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
-        """Returns bytes of an object as a buffer.
-
-        Raises:
-            OSError: it is no longer the version of the entry, or was cut short each time.
-        """
+        """Returns bytes of an object as a buffer; OSError if it is no longer this version."""
         end = entry.size if end is None else end
         if begin >= end:
             return b""
@@ -206,9 +185,7 @@ class Store:
         def get() -> Any:
             content = self._ops.get(self._store, entry.key, options=options).bytes()
             if len(content) != end - begin:
-                raise OSError(
-                    f"expected {end - begin:,} bytes from {begin:,} on, got {len(content):,}"
-                )
+                raise OSError(f"expected {end - begin:,} bytes, got {len(content):,}")
             return content
 
         return self._call(entry.key, get, reading=True)
@@ -219,9 +196,6 @@ class Store:
 
     def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
         """Writes an object whole, and returns its version.
-
-        A conditional write whose answer is lost is repeated, and then refused. It has succeeded if
-        the object has the content.
 
         Args:
             only_if: `NEW`, or the version that it must have now; None replaces any.
@@ -241,7 +215,7 @@ class Store:
         try:
             return self._call(key, put)
         except OSError:
-            if only_if is not None:
+            if only_if is not None:  # a repetition after a lost answer is refused
                 with suppress(OSError):
                     if bytes(self.read(entry := self.entry(key))) == content:
                         return entry.version
@@ -280,10 +254,8 @@ class Store:
             return FileExistsError(_REPLACED.format(uri))
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if refused or _has_expired(error) or re.search(_REFUSED, text, re.IGNORECASE):
-            return PermissionError(
-                f"{uri}: no permission ({_reason(error)}); credentials were looked for in "
-                f"{_SOUGHT[self._kind]}"
-            )
+            sought = f"credentials were looked for in {_SOUGHT[self._kind]}"
+            return PermissionError(f"{uri}: no permission ({_reason(error)}); {sought}")
         return OSError(f"{uri}: {_reason(error)}")
 
 
@@ -341,14 +313,12 @@ def _aws_options(endpoint: str) -> dict[str, Any]:
     if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
         options["region"] = "us-east-1"
     files = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
-    if not os.environ.get("AWS_ACCESS_KEY_ID") and (
-        os.environ.get("AWS_PROFILE") or files.is_file()
-    ):
-        try:
+    has_profile = os.environ.get("AWS_PROFILE") or files.is_file()
+    if has_profile and not os.environ.get("AWS_ACCESS_KEY_ID"):
+        with suppress(ImportError):
             from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError:
-            return options
-        options["credential_provider"] = Boto3CredentialProvider()
+
+            options["credential_provider"] = Boto3CredentialProvider()
     return options
 
 
@@ -380,32 +350,21 @@ def _reason(error: BaseException) -> str:
 
 
 class Wanted(NamedTuple):
-    """An object to fetch.
-
-    Attributes:
-        entry: the object.
-        path: the file, which appears whole.
-        checksum: see `dlrm.manifest.Checksum`; None where no manifest has it.
-        name: a second name of the file, if it gets one.
-    """
+    """An object to fetch."""
 
     entry: Entry
-    path: str
-    checksum: str | None = None
-    name: str = ""
+    path: str  # of the file, which appears whole
+    checksum: str | None = None  # as of `dlrm.manifest.Checksum`, where a manifest has it
+    name: str = ""  # a second path of the file
 
 
 def download(store: Store, wanted: Sequence[Wanted]) -> None:
-    """Copies objects to files, each with the object's time.
+    """Copies objects to files in folders that exist, each with the object's time.
 
     Nothing waits until they are on the disk: after a power failure a file may be shorter.
 
-    Args:
-        wanted: objects and files, whose folders exist.
-
     Raises:
-        OSError: an object is gone, was replaced, or cannot be read or stored; the message has its
-            URI.
+        OSError: an object is gone, was replaced, or cannot be read or stored.
         ValueError: a checksum differs; the message has the URI and the bytes.
     """
     left, failed = iter(wanted), list[bool]()
@@ -473,11 +432,7 @@ def write_at(descriptor: int, content: Any, begin: int) -> None:
 
 
 def upload(store: Store, files: Mapping[str, Path]) -> None:
-    """Writes files, by key, as objects, several at a time.
-
-    Raises:
-        OSError: an object cannot be written; the message has its URI.
-    """
+    """Writes files, by key, as objects, several at a time."""
     with ThreadPoolExecutor(8, thread_name_prefix="upload") as pool:  # each has several parts
         for _ in pool.map(store.write, files.keys(), files.values()):
             pass

@@ -39,7 +39,7 @@ _CONFIG = "config.pbtxt"  # of a model that Triton serves
 
 
 def find_published(uri: Uri) -> Listing | None:
-    """Returns the files of the directory at a URI, below it, or None where there is no manifest.
+    """Returns the files of the directory at a URI, or None where there is no manifest.
 
     Raises:
         OSError: the store cannot be read, or a listed file is missing.
@@ -81,10 +81,8 @@ def listing_of(uri: Uri) -> Listing:
     """Returns the content of a URI: an object, a published directory, or many objects.
 
     The files of published directories below the URI, such as the checkpoints of a run, are in the
-    folders where they were published; those that are not complete are left out.
-
-    Raises:
-        OSError, ValueError: see `find_published` and `find_entries`.
+    folders where they were published; those that are not complete are left out. For errors see
+    `find_published` and `find_entries`.
     """
     if uri.has_pattern or uri.kind == "http":
         return Listing({entry.key: entry for entry in find_entries(uri)})
@@ -111,9 +109,7 @@ def listing_of(uri: Uri) -> Listing:
 
 
 def check_publishable(uri: Uri, replace: bool | str | None) -> dict[str, str | None]:
-    """Returns the versions of the manifests that a publication will replace.
-
-    Call it before any work: `publish` refuses to replace another version.
+    """Returns the versions of the manifests that a publication will replace, before any work.
 
     Args:
         replace: whether to replace a published directory; a kind, as in a manifest, allows only
@@ -125,7 +121,6 @@ def check_publishable(uri: Uri, replace: bool | str | None) -> dict[str, str | N
 
     Raises:
         FileExistsError: there is something that may not be replaced.
-        OSError: the store cannot be read.
     """
     entry, manifest = _manifest_at(uri)
     if entry is not None:
@@ -186,13 +181,8 @@ class Output:
     """Output that is written to a local path and published under a URI: a file or directories.
 
     Args:
-        replace: whether it may replace what is there, see `check_publishable`; None lets a file
-            replace a file.
+        replace: see `check_publishable`, also for errors; None lets a file replace a file.
         plain: see `publish`.
-
-    Raises:
-        FileExistsError: there is something that may not be replaced.
-        OSError: the store cannot be read.
     """
 
     def __init__(
@@ -213,12 +203,7 @@ class Output:
             path.unlink()
 
     def publish(self) -> None:
-        """Publishes what was written, if anything was.
-
-        Raises:
-            FileExistsError: another process has published there meanwhile.
-            OSError: an object cannot be written; what was published before still is.
-        """
+        """Publishes what was written, if anything was; for errors see `publish`."""
         if self.path.is_file():
             open_store(self.uri).write(self.uri.key, self.path)
         elif (self.path / MANIFEST).is_file():
@@ -241,9 +226,6 @@ class Addition:
 
     Args:
         path: a local folder, which gets its folders and the files that an export compares.
-
-    Raises:
-        OSError: the store cannot be read.
     """
 
     def __init__(self, uri: Uri, path: Path) -> None:
@@ -264,12 +246,7 @@ class Addition:
         self._before = {*path.rglob("*")}
 
     def publish(self) -> None:
-        """Publishes what was added.
-
-        Raises:
-            FileExistsError: another process has added the same meanwhile.
-            OSError: an object cannot be written.
-        """
+        """Publishes what was added; FileExistsError if another process has added the same."""
         store, new = open_store(self.uri), sorted({*self.path.rglob("*")} - self._before)
         for path in new:
             if path.is_dir() and not any(path.iterdir()):  # of ensembles: versions without files

@@ -27,25 +27,18 @@ _begins: dict[str, str] = json.loads(os.environ.get(_VARIABLE, "{}"))
 
 @dataclass(frozen=True)
 class Uri:
-    """An object, or all objects whose keys begin with a prefix.
+    """An object, or all objects whose keys begin with a prefix."""
 
-    Attributes:
-        scheme: one of `SCHEMES`.
-        authority: bucket or container, with the account or the host where the scheme has one.
-        key: key of the object, or prefix, without a slash at the start.
-    """
-
-    scheme: str
-    authority: str
-    key: str = ""
+    scheme: str  # of `SCHEMES`
+    authority: str  # bucket or container, with the account or the host where the scheme has one
+    key: str = ""  # without a slash at the start
 
     @classmethod
     def parse(cls, text: str | os.PathLike) -> "Uri":
         """Returns the parts of a URI.
 
         Raises:
-            ValueError: it is no URI, has an unknown scheme, credentials or `..`, or names no
-                bucket; the message has it, without the credentials, and what is expected.
+            ValueError: it is none that can be read; the message has it, without credentials.
         """
         shown = os.fspath(text)
         found = _URI.match(shown)
@@ -53,9 +46,9 @@ class Uri:
             raise ValueError(f"{brief(shown)}: expected a URI, such as s3://bucket/folder")
         scheme, authority, key = found[1].lower(), found[2], found[3] or ""
         if "@" in authority and (scheme not in ("abfs", "abfss") or ":" in authority):
+            place = f"{scheme}://...@{authority.rpartition('@')[2]}/{key}"
             raise ValueError(
-                f"{scheme}://...@{authority.rpartition('@')[2]}/{key}: expected no user or "
-                "password in a URI; credentials come from the environment"
+                f"{place}: expected no user or password; credentials come from the environment"
             )
         if scheme not in SCHEMES:
             known = ", ".join(f"{name}://" for name in SCHEMES)
@@ -65,10 +58,8 @@ class Uri:
         if "?" in key and SCHEMES[scheme] == "http":
             raise ValueError(f"{shown.partition('?')[0]}: expected a URI without a query")
         if _UNREADABLE.search(f"/{key.rstrip('/')}/") and key.strip("/"):
-            raise ValueError(
-                f"{brief(shown)}: expected a key without empty parts, as in a//b, parts . and .., "
-                "and control characters"
-            )
+            expected = "a key without empty parts, as in a//b, parts . and .., control characters"
+            raise ValueError(f"{brief(shown)}: expected {expected}")
         return cls(scheme, authority, key)
 
     def check_writable(self) -> None:
@@ -123,11 +114,7 @@ def is_uri(text: object) -> bool:
 
 
 class Local(str):
-    """The local path of what a URI names; what was fetched stays as long as this object.
-
-    Attributes:
-        uri: the URI.
-    """
+    """The local path of what a URI names; what was fetched stays as long as this object."""
 
     uri: Uri
 

@@ -79,7 +79,7 @@ def test_the_kept_checkpoints_are_shown_and_others_removed(uri, watchers):
         run.add_log(run.path / "log.json")
         second = save(run.path, 20, best=10)
         run.saved([first, second])
-        wait_until(lambda: "log.json" in files_at(uri))
+        wait_until(lambda: files_of(20) | {"log.json"} <= files_at(uri))
         store = open_store(uri)
         assert bytes(store.read(store.entry(uri.below("log.json").key))) == b"DLLL {}\n"
         assert files_at(uri) == files_of(10, 20) | {"best.json", "log.json"}
