@@ -44,10 +44,12 @@ def names_and_bytes(path):
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("faults", [{"failing": 0.1}, {"cut": 0.1}])
+@pytest.mark.parametrize("faults", [{"failing": 0.05}, {"cut": 0.1}])
 def test_failures_change_no_byte(endpoint, published, faults):
     path, uri = published
     endpoint.set(**faults)
+    write_manifest(path, "dataset", note="of a second version")
+    publish_directory(path, uri, check_publishable(uri, "dataset")[""])
     copy = localize(uri)
     found, expected = names_and_bytes(Path(copy)), names_and_bytes(path)
     assert found.keys() == expected.keys()
