@@ -82,13 +82,9 @@ class Cache:
             if held.enter_context(in_use(view)):
                 break
             held.close()
-        try:
-            local = Local.within(view, uri)
-            self._fill(view, uri, listing)
-        except BaseException:
-            held.close()
-            raise
+        local = Local.within(view, uri)
         weakref.finalize(local, held.close)
+        self._fill(view, uri, listing)
         return local
 
     def _fill(self, view: Path, uri: Uri, listing: Listing) -> None:
@@ -96,12 +92,13 @@ class Cache:
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
             os.utime(view)
             store, root = open_store(uri), f"{view}/{uri.scheme}/{uri.authority}"
-            every, objects = [], self.folder / "objects"  # one folder, as ext4 is slow in new ones
-            for name, entry in listing.files.items():
-                if name not in listing.hollow:
-                    digest = _digest(f"{store.root}{entry.key}\n{entry.size}\n{entry.version}")
-                    checksum, path = listing.checksums.get(name), f"{objects}/{digest[:32]}"
-                    every.append(Wanted(entry, path, checksum, f"{root}/{name}"))
+            objects = self.folder / "objects"  # one, as ext4 creates files slowly in new folders
+            every, missing = [], []
+            for name in listing.files.keys() - listing.hollow:
+                entry, checksum = listing.files[name], listing.checksums.get(name)
+                digest = _digest(f"{store.root}{entry.key}\n{entry.size}\n{entry.version}")
+                path = f"{objects}/{digest[:32]}"
+                every.append(Wanted(entry, path, checksum, f"{root}/{name}"))
             if (view / _COMPLETE).exists() and all(_has(one.name, one.entry) for one in every):
                 return
             self._make_room(sum(o.entry.size for o in every if not _has(o.path, o.entry)), uri)
@@ -109,7 +106,6 @@ class Cache:
                 objects.mkdir(exist_ok=True)
                 for folder in {os.path.dirname(f"{root}/{name}") for name in listing.files}:
                     os.makedirs(folder, exist_ok=True)
-                missing = []
                 for one in every:
                     if _has(one.path, one.entry):
                         link(one.path, one.name)
