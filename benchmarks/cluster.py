@@ -258,13 +258,14 @@ def prepare(*flags: str, folder: Path, **how: object) -> subprocess.Popen:
 
 def digest_at(uri: str) -> bytes:
     """Returns the manifest of a published dataset, which has the checksum of each file."""
-    from dlrm.remote.publish import find_published, read_object
-    from dlrm.remote.store import open_store
+    from dlrm.remote.objects import open_store
+    from dlrm.remote.publish import find_published
     from dlrm.remote.uri import Uri
 
-    found = find_published(Uri.parse(uri))
+    place = Uri.parse(uri)
+    found = find_published(place)
     assert found is not None, uri
-    return read_object(open_store(found.uri), found.entries["manifest.json"].key)
+    return open_store(place).content(found.files[place.below("manifest.json").key].key)
 
 
 class Peaks:
@@ -342,8 +343,7 @@ def make_logs(rows: int, folder: Path) -> Path:
 
 def put(folder: Path, uri: str) -> None:
     """Copies the files of a folder to a URI."""
-    from dlrm.remote.store import open_store
-    from dlrm.remote.transfer import upload
+    from dlrm.remote.objects import open_store, upload
     from dlrm.remote.uri import Uri
 
     place = Uri.parse(uri)

@@ -32,7 +32,8 @@ from s3_server import Endpoint
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.remote.cache import Cache
-from dlrm.remote.transfer import IN_FLIGHT, PART_BYTES
+from dlrm.remote.localize import localize
+from dlrm.remote.objects import IN_FLIGHT, PART_BYTES
 from dlrm.remote.uri import Uri
 from dlrm.scripts.simulate_logs.command import simulate
 from dlrm.scripts.simulate_logs.flags import Simulation
@@ -233,12 +234,10 @@ def small(bench: Bench) -> None:
 
     def ours() -> None:
         made.append(bench.new("cache"))
-        with Cache.open(made[-1]).fetched(Uri.parse("s3://bench/small")):
-            pass
+        localize(Uri.parse("s3://bench/small"), Cache.open(made[-1]))
 
     def again() -> None:
-        with Cache.open(made[-1]).fetched(Uri.parse("s3://bench/small")):
-            pass
+        localize(Uri.parse("s3://bench/small"), Cache.open(made[-1]))
 
     def files() -> None:
         folder = bench.new("files")

@@ -44,6 +44,10 @@ class Settings:
     throttle: float = field(default=0.0, metadata={"help": "requests a second; 0 is no limit"})
     token: str = field(default="", metadata={"help": "session token; others have expired"})
     denied: str = field(default="", metadata={"help": "prefix of keys without permission"})
+    lost: str = field(
+        default="", metadata={"help": "end of keys of whose writes every other is answered 503"}
+    )
+    dropped: float = field(default=0.0, metadata={"help": "1 drops connections in place of 503"})
     seed: int = field(default=0, metadata={"help": "of the failures"})
 
 
@@ -115,6 +119,7 @@ class Buckets:
         self._numbers = itertools.count(1)
         self._random = random.Random(settings.seed)
         self._began, self._second = 0, 0
+        self._lost: set[str] = set()  # keys whose last answer to a write was lost
         self._journal = None
         if keep:
             self._replay(folder / "journal")
@@ -169,6 +174,18 @@ class Buckets:
             answer = act[request.method](request, body)
         if body is not None and (answer.status >= 300 or request.method == "POST"):
             body.unlink(missing_ok=True)
+        return self._lost_of(request, answer)
+
+    def _lost_of(self, request: Request, answer: Answer) -> Answer:
+        """Returns the answer to a write that is carried out, of which the settings lose some."""
+        lost = self.settings.lost
+        if request.method != "PUT" or answer.status != 200 or not lost:
+            return answer
+        if request.key.endswith(lost):
+            self._lost ^= {request.key}
+            if request.key in self._lost:
+                self.counts["lost"] += 1
+                return Answer(0) if self.settings.dropped else refusal(503, "SlowDown")
         return answer
 
     def _control(self, request: Request, body: Path | None) -> Answer:
@@ -417,6 +434,9 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, request: Request, body: Path | None) -> None:
         answer = self._buckets.answer(request, body)
+        if not answer.status:
+            self._transport.close()
+            return
         size = len(answer.text) if answer.found is None else answer.end - answer.begin
         head = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Refused')}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items())

@@ -24,8 +24,7 @@ from dlrm.files import atomic_directory, make_directories
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.metrics.clicks import click_metrics
-from dlrm.remote.cache import with_uris
-from dlrm.remote.uri import is_uri
+from dlrm.remote.uri import is_uri, shown
 from dlrm.serving.loading import load
 from dlrm.serving.network.exportable import Exportable, example_like
 from dlrm.serving.network.platforms import Score
@@ -372,8 +371,8 @@ def _report(directory: Path, export: Export) -> list[str]:
         )
     size, full = export.tables.nbytes, 4 * export.tables.numel()
     report = {
-        "checkpoint": with_uris(str(export.predictor.path)),
-        "dataset": reference.dataset and with_uris(reference.dataset),
+        "checkpoint": shown(str(export.predictor.path)),
+        "dataset": reference.dataset and shown(reference.dataset),
         "split": reference.split,
         "rows": len(before),
         "greatest_difference": difference,

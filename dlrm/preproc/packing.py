@@ -290,12 +290,10 @@ class Written(NamedTuple):
     Attributes:
         totals: for each target, the counts of `packed_rows`.
         checksums: of each file, relative to the dataset.
-        slices: object -> its slices, where files are in objects of a store; see `write_slices`.
     """
 
     totals: dict[str, dict[str, int]]
     checksums: dict[str, str]
-    slices: dict[str, list[tuple[str, int, int]]]
 
 
 def sum_facts(
@@ -327,8 +325,6 @@ def sum_facts(
 
 class Files:
     """The files of a dataset that have rows; each is open only while it is written to."""
-
-    slices: dict[str, list[tuple[str, int, int]]] = {}
 
     def __init__(self, dataset: Path, layouts: Sequence[Layout]) -> None:
         self._files = [_Files(dataset, layout) for layout in layouts]

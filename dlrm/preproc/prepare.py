@@ -42,8 +42,7 @@ from dlrm.preproc.report.statistics import Periods, Statistics
 from dlrm.preproc.source import Source, Target
 from dlrm.preproc.splits import TRAIN, Ranges, SplitRows, Splitter
 from dlrm.preproc.stage import QUARANTINE, PreparationRun
-from dlrm.remote.cache import with_uris
-from dlrm.remote.publish import write_slices
+from dlrm.remote.uri import shown
 
 _FEW_BAD = 1000  # rows that cannot be read, so few that all of them are soon counted
 
@@ -143,7 +142,7 @@ def quarantine(run: PreparationRun, parts: Sequence[Any], counted: Counted) -> N
     for part, rows in zip(parts, rejected, strict=True):
         for row, why, text in rows:
             lines = texts.setdefault(part.source_of(row), [])
-            lines.append(f"{with_uris(part.where(row))}\t{why}\t{text}\n")
+            lines.append(f"{shown(part.where(row))}\t{why}\t{text}\n")
     names = [Path(source).name for source in texts]
     if len(set(names)) < len(names):
         names = [f"{number}.{name}" for number, name in enumerate(names)]
@@ -183,17 +182,14 @@ def write_dataset(
     def write() -> dict[str, Any]:
         _check_disk(run, fitted, targets)
         made = report.Report(files, split_rows.parts, periods, fitted, names)
-        totals, sums, pieces = transform(
-            run, split_rows, targets, periods=periods, on_facts=made.add
-        )
+        totals, sums = transform(run, split_rows, targets, periods=periods, on_facts=made.add)
         facts = None
         if options.report:
             facts = made.facts(totals, counted.facts, counted.distinct)
-        further = Written({}, {}, {}) if more is None else more()
+        further = Written({}, {}) if more is None else more()
         return {
             "totals": totals | further.totals,
             "sums": sums | further.checksums,
-            "slices": pieces | further.slices,
             "report": facts,
         }
 
@@ -213,7 +209,6 @@ def write_dataset(
             made_of["increment"] = {"parent": parent.digest, "numerics": parent.config.numerics}
         manifest = output, rows, fitted.cardinalities, made_of, written["sums"]
         layout.write_dataset_manifest(*manifest)
-        write_slices(output, written["slices"])
         result = {
             "totals": totals,
             "cardinalities": list(fitted.cardinalities),
@@ -341,7 +336,7 @@ def transform(
         how = list(enumerate(parts)), task, spans, files.write, stage.progress(parts)
         results = run.engine.sorted_rows(*how)
         totals = sum_facts(results, targets, on_facts or none, files.add)
-        written = Written(totals, files.finish(), files.slices)
+        written = Written(totals, files.finish())
         stage.rows, stage.size = sum(part.rows for part in parts), sum(part.size for part in parts)
     for target in targets:
         if (rows := written.totals[target.name].get("rows", 0)) != target.rows:

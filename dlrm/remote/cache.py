@@ -2,8 +2,7 @@
 
     CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
-    CACHE/outputs/<digest>/<name>                  output that is not published yet
-    CACHE/streams/<digest>/<scheme>/<bucket>/<key> outlines of input, see `stored_files.py`
+    CACHE/outputs/<digest>/<scheme>/<bucket>/<key> output that is not published yet
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.
@@ -12,75 +11,44 @@ the listing: an object that changes gives another view, and files that are read 
 import fcntl
 import hashlib
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
-from dlrm.remote.transfer import Wanted, download, link
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.objects import Entry, Wanted, download, link, open_store
+from dlrm.remote.uri import Local, Uri, origin, shown, values_with_uris  # noqa: F401
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
-STREAMS = "streams"
-_VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
 class Listing(NamedTuple):
-    """Objects, and the files that show them.
+    """Objects, and the files that show them, by path below the bucket."""
 
-    Attributes:
-        entries: the objects.
-        names: key -> path below the bucket, where it is not the key itself.
-        checksums: key -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
-        hollow: objects that are not needed, whose files have their size and no content.
-    """
-
-    entries: list[Entry]
-    names: dict[str, str] = {}
-    checksums: dict[str, str] = {}
-    hollow: Sequence[Entry] = ()
-
-    def only(self, patterns: Sequence[str]) -> "Listing":
-        """Returns the same with those hollow whose file has a name of none of the patterns."""
-        parts: tuple[list[Entry], list[Entry]] = [], []
-        for entry in self.entries:
-            name = PurePosixPath(entry.key).name
-            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
-        return self._replace(entries=parts[0], hollow=parts[1])
-
-    def name_of(self, entry: Entry) -> str:
-        """Returns the path of an object below the bucket."""
-        return self.names.get(entry.key, entry.key)
+    files: dict[str, Entry]
+    checksums: dict[str, str] = {}  # where a manifest has them, as of `dlrm.manifest.Checksum`
+    hollow: frozenset[str] = frozenset()  # not needed; these get their size and no content
+    manifest: Mapping[str, Any] = {}  # of a published directory
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of fetched objects.
-
-    Attributes:
-        folder: the folder; see `default_folder`.
-        limit: bytes of objects that are kept; None is half of what the disk has left.
-    """
+    """A folder of fetched objects."""
 
     folder: Path
-    limit: int | None = None
+    limit: int | None = None  # bytes of objects that are kept; None is half of what the disk has
 
     @classmethod
     def open(cls, folder: str | os.PathLike | None = None, limit: int | None = None) -> "Cache":
-        """Returns a cache, whose folder is created.
-
-        Args:
-            folder: the folder; None is `default_folder()`.
+        """Returns a cache, whose folder is created; None is `default_folder()`.
 
         Raises:
             OSError: the folder cannot be made, or belongs to another user.
@@ -88,7 +56,7 @@ class Cache:
         path = Path(folder or default_folder()).expanduser().absolute()
         make_directories(path)
         check_owned(path)
-        return cls(path, limit)
+        return cls(path.resolve(), limit)
 
     @classmethod
     def of_flags(cls, values: Mapping[str, Any]) -> "Cache":
@@ -96,110 +64,83 @@ class Cache:
         config = CacheConfig(values.get("cache_dir"), values.get("cache_gib"))
         return cls.open(config.cache_dir, config.limit)
 
-    @contextmanager
-    def fetched(self, uri: Uri, listing: Listing | None = None) -> Iterator[Path]:
-        """Yields the file, or the folder, with the objects of a URI; it stays within the block.
-
-        Args:
-            uri: an object, a prefix or a pattern, for which the folder above its matches is given.
-            listing: its objects; None lists them.
+    def fetched(self, uri: Uri, listing: Listing) -> Local:
+        """Returns the file or folder with the objects of a URI, fetched if they are not here.
 
         Raises:
             OSError: an object cannot be read, or the disk is full; the message has URI and path.
             ValueError: an object is damaged.
         """
-        listing = Listing(find_entries(uri)) if listing is None else listing
-        _check_folders(uri, listing.entries)
-        lines = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in listing.entries)]
-        lines += (f"{e.key}\0{e.size}\0" for e in listing.hollow)
+        lines = [str(uri)]
+        for name, entry in listing.files.items():
+            version = "" if name in listing.hollow else f"{entry.key}\0{entry.version}"
+            lines.append(f"{name}\0{entry.size}\0{version}")
         view = self.folder / "views" / _digest("\n".join(lines))[:16]
-        make_directories(view)
         while True:
-            with in_use(view) as stays:
-                if stays:
-                    self._fill(view, uri, listing)
-                    yield view / uri.scheme / uri.authority / uri.before_pattern()
-                    return
             make_directories(view)
+            held = ExitStack()
+            if held.enter_context(in_use(view)):
+                break
+            held.close()
+        local = Local.within(view, uri)
+        weakref.finalize(local, held.close)
+        self._fill(view, uri, listing)
+        return local
 
     def _fill(self, view: Path, uri: Uri, listing: Listing) -> None:
         """Makes a view complete, once for all processes that want it."""
-        entries = listing.entries
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
             os.utime(view)
-            root = view / uri.scheme / uri.authority
-            paths = [f"{root}/{listing.name_of(entry)}" for entry in entries]
-            if (view / _COMPLETE).exists() and all(map(_has, paths, entries)):
+            store, root = open_store(uri), f"{view}/{uri.scheme}/{uri.authority}"
+            objects = self.folder / "objects"  # one, as ext4 creates files slowly in new folders
+            every, missing = [], []
+            for name in listing.files.keys() - listing.hollow:
+                entry, checksum = listing.files[name], listing.checksums.get(name)
+                digest = _digest(f"{store.root}{entry.key}\n{entry.size}\n{entry.version}")
+                path = f"{objects}/{digest[:32]}"
+                every.append(Wanted(entry, path, checksum, f"{root}/{name}"))
+            if (view / _COMPLETE).exists() and all(_has(one.name, one.entry) for one in every):
                 return
-            store = open_store(uri)
-            places = [*self._places(store, entries)]
-            every = [
-                Wanted(entry, place, listing.checksums.get(entry.key), path)
-                for entry, path, place in zip(entries, paths, places, strict=True)
-            ]
-            absent = [one.entry for one in every if not _has(one.path, one.entry)]
-            self._make_room(total_bytes(absent), uri)
+            self._make_room(sum(o.entry.size for o in every if not _has(o.path, o.entry)), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
-                for folder in {os.path.dirname(path) for path in (*paths, *places)}:
+                objects.mkdir(exist_ok=True)
+                for folder in {os.path.dirname(f"{root}/{name}") for name in listing.files}:
                     os.makedirs(folder, exist_ok=True)
-                missing = []
-                for one, path in zip(every, paths, strict=True):
+                for one in every:
                     if _has(one.path, one.entry):
-                        link(one.path, path)
+                        link(one.path, one.name)
                     else:
                         missing.append(one)
                 download(store, missing)
-                for entry in listing.hollow:
-                    empty = root / listing.name_of(entry)
-                    empty.parent.mkdir(parents=True, exist_ok=True)
-                    empty.touch()
-                    os.truncate(empty, entry.size)
+                for name in listing.hollow:
+                    Path(root, name).touch()
+                    os.truncate(f"{root}/{name}", listing.files[name].size)
             (view / _COMPLETE).touch()
 
-    def _places(self, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
-        """Yields the paths of objects, in one folder, as ext4 creates files slowly in new ones."""
-        folder, root = self.folder / "objects", str(store.root)
-        for entry in entries:
-            digest = _digest(f"{root}{entry.key}\n{entry.size}\n{entry.version}")
-            yield f"{folder}/{digest[:32]}"
-
     def _make_room(self, needed: int, uri: Uri) -> None:
-        """Removes what has not been used for longest, until so many bytes fit.
-
-        Raises:
-            OSError: they do not fit; the message has both sizes and the remedy.
-        """
+        """Removes what has not been used for longest until so many bytes fit, or raises OSError."""
         views = (path for path in (self.folder / "views").glob("*") if path.name[0] != ".")
         unused = sorted(filter(Path.is_dir, views), key=lambda view: _status(view, "st_mtime"))
-        while unused and self._lacks(needed):
+        while True:
+            used = sum(_status(path, "st_size") for path in (self.folder / "objects").glob("*"))
+            free, limit = shutil.disk_usage(self.folder).free, self.limit
+            soft = int((used + free) * _SHARE) if limit is None else limit
+            if not (unused and used and (used + needed > soft or needed > free)):
+                break
             with suppress(FileNotFoundError):
                 remove_unused(unused.pop(0))
             self._drop_unlinked()
-        if needed > (free := shutil.disk_usage(self.folder).free):
-            raise OSError(
-                f"{uri}: needs {needed:,} bytes in {self.folder}, which has {free:,} left; name a "
-                "larger disk by --cache_dir"
-            )
-        if self.limit is not None and needed > self.limit:
-            raise OSError(
-                f"{uri}: needs {needed:,} bytes in {self.folder}, of which {self.limit:,} may be "
-                "used (--cache_gib)"
-            )
-
-    def _lacks(self, needed: int) -> bool:
-        """Returns whether something has to go before so many bytes are added."""
-        used = sum(_status(path, "st_size") for path in (self.folder / "objects").glob("*"))
-        free = shutil.disk_usage(self.folder).free
-        limit = int((used + free) * _SHARE) if self.limit is None else self.limit
-        return used > 0 and (used + needed > limit or needed > free)
+        if needed > min(free, needed if limit is None else limit):
+            allowed = "" if limit is None else f", and {limit:,} may be used (--cache_gib)"
+            has = f"needs {needed:,} bytes in {self.folder}, which has {free:,} left{allowed}"
+            raise OSError(f"{uri}: {has}; name a larger disk by --cache_dir")
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""
         with suppress(BlockingIOError), _flock(self.folder / _OBJECTS, _AT_ONCE):
             for path in (self.folder / "objects").glob("*"):
-                with suppress(FileNotFoundError):
-                    if path.stat().st_nlink == 1:
-                        path.unlink()
+                if _status(path, "st_nlink") == 1:
+                    path.unlink(missing_ok=True)
 
     def output_folder(self, uri: Uri) -> Path:
         """Returns the folder with what is not published under a URI yet."""
@@ -207,13 +148,11 @@ class Cache:
 
     def output_path(self, uri: Uri) -> Path:
         """Returns the path that `output` yields."""
-        return self.output_folder(uri) / uri.scheme / uri.authority / uri.key.rstrip("/")
+        return Path(Local.within(self.output_folder(uri), uri))
 
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
-        """Yields the local place of output that is published under a URI, for this process alone.
-
-        What a killed run left, such as its finished tasks, is there.
+        """Yields the local place of output for a URI, with what a killed run has left.
 
         Raises:
             BlockingIOError: another process writes output for the URI.
@@ -224,8 +163,8 @@ class Cache:
             try:
                 stack.enter_context(_flock(folder.with_name(f"{folder.name}.lock"), _AT_ONCE))
             except BlockingIOError:
-                busy = f"{uri}: another process of this machine writes there"
-                raise BlockingIOError(busy) from None
+                reason = "another process of this machine writes there"
+                raise BlockingIOError(f"{uri}: {reason}") from None
             yield place
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -233,23 +172,6 @@ class Cache:
 def default_folder() -> Path:
     """Returns `dlrm/remote` in the user's cache, which `XDG_CACHE_HOME` moves."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dlrm", "remote").expanduser()
-
-
-def with_uris(text: str) -> str:
-    """Returns a message with URIs in place of paths in a cache."""
-    return re.sub(rf"/[^\s'\"=,]*{_VIEW}", r"\1://", text)
-
-
-def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags with URIs in place of paths in a cache."""
-    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
-
-
-def origin_of(path: str | os.PathLike) -> str:
-    """Returns the URI of what is in a cache, and the absolute path of what is elsewhere."""
-    if is_uri(path):
-        return os.fspath(path).rstrip("/")
-    return with_uris(str(Path(path).resolve()))
 
 
 @contextmanager
@@ -268,19 +190,6 @@ def _has(path: str, entry: Entry) -> bool:
         return False
 
 
-def _check_folders(uri: Uri, entries: Sequence[Entry]) -> None:
-    """Raises OSError if an object has the name of a folder of others, which no file can have."""
-    keys = {entry.key for entry in entries}
-    folders = {os.path.dirname(key) for key in keys}
-    while folders:
-        if both := folders & keys:
-            raise OSError(
-                f"{uri.root}{min(both)}: is an object, and a folder with other objects; expected "
-                "only one of them"
-            )
-        folders = {os.path.dirname(folder) for folder in folders} - {""}
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -290,3 +199,6 @@ def _status(path: Path, name: str) -> Any:
     with suppress(FileNotFoundError):
         return getattr(path.stat(), name)
     return 0
+
+
+with_uris, origin_of = shown, origin  # until their callers call these

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,8 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.intervals import Difference, Interval
 from dlrm.metrics.judged import ScoredRows, judge
-from dlrm.remote.copies import Copies, is_fetched
+from dlrm.remote.localize import errors_shown, local_path
+from dlrm.remote.uri import is_uri
 from dlrm.serving.figures import figure
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import SPLITS
@@ -148,8 +150,8 @@ class Judged:
             ValueError: rows cannot be read or have one class, no increasing line fits them, or
                 scikit-learn is missing.
         """
-        with in_python(), Copies() as copies:
-            frame = copies.path_of(frame, "frame") if is_fetched(frame) else frame
+        with in_python(), errors_shown():
+            frame = local_path(frame, "frame") if is_uri(frame) else frame
             check_fitting()
             rows = _scored(self._with_recalibration(None), frame, split)
             fitted = fit(rows.logits[0], rows.labels)
@@ -190,9 +192,9 @@ def _taken(
     """
     shares = shares_of(model.transform)
     if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
-        with Copies() as copies:
-            path = copies.path_of(getattr(frame, "path", frame), "frame")
-            parts = _of_source(model, path, split, take, shares)
+        with errors_shown():
+            path = local_path(getattr(frame, "path", frame), "frame")
+            parts = _of_source(model, Path(path), split, take, shares)
     else:
         parts = [*model._of_frame(frame, True, shares, take)]
     warn_of(shares)

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -15,7 +16,7 @@ from dlrm.locks import ReplacedError, unreplaced
 from dlrm.manifest import check_listed
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.remote.copies import Copies
+from dlrm.remote.localize import errors_shown, local_path
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.sources import check_features
@@ -57,11 +58,12 @@ def load(
         ValueError: it is damaged, or the dataset's transform differs; the message names up to three
             differing fields.
     """
-    with Copies() as copies:
-        path = copies.path_of(checkpoint, "checkpoint")
-        rows = copies.path_of(dataset, "dataset") if dataset else None
-        made = _loaded(path, rows, allow_other_transform, say, allow_links)
-        copies.keep_for(made.model)  # which recalibrated models share
+    with errors_shown():
+        path = local_path(checkpoint, "checkpoint")
+        rows = local_path(dataset, "dataset") if dataset else None
+        place = None if rows is None else Path(rows)
+        made = _loaded(Path(path), place, allow_other_transform, say, allow_links)
+    weakref.finalize(made.model, str, path)  # keeps the copy; recalibrated models share the network
     return made
 
 

@@ -20,10 +20,10 @@ from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.remote.cache import with_uris
-from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged, warn_of
 from dlrm.serving.network.recalibration import Recalibration, texts_of
+from dlrm.remote.localize import output_at
+from dlrm.remote.uri import shown
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
@@ -103,7 +103,7 @@ class Predictor(Judged, Scoring):
         return html_of(self)
 
     def __repr__(self) -> str:
-        return f"Predictor({with_uris(str(self.path))!r}: {'; '.join(summary_of(self))})"
+        return f"Predictor({shown(str(self.path))!r}: {'; '.join(summary_of(self))})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dlrm.data.schema.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
-from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.remote.uri import shown
 from dlrm.train.checkpoints.runs import SavedRun, read_run
 from dlrm.train.reports.roles import HOLDOUT, SELECTION
 
@@ -36,9 +36,9 @@ def lines_of(model: "Predictor") -> list[str]:
         lines.append(f"draft: {note}")
     for (name, role), metrics in _tested(model).items():
         own = [n for n in metrics if n in SHOWN or n not in METRICS]
-        shown = ", ".join(f"{title(n)} {metrics[n]:.4f}" for n in own)
-        lines.append(f"{name} ({role}): {shown}")
-    return [*lines, f"checkpoint: {with_uris(str(model.path))}"]
+        values = ", ".join(f"{title(n)} {metrics[n]:.4f}" for n in own)
+        lines.append(f"{name} ({role}): {values}")
+    return [*lines, f"checkpoint: {shown(str(model.path))}"]
 
 
 def html_of(model: "Predictor") -> str:
@@ -51,7 +51,7 @@ def html_of(model: "Predictor") -> str:
             [title(n), *(f"{m[n]:.4f}" if n in m else None for m in found.values())] for n in names
         ]
         parts.append(table([("", heads)], rows, "metrics of the training"))
-    columns = [*_columns(model), ("checkpoint", with_uris(str(model.path)))]
+    columns = [*_columns(model), ("checkpoint", shown(str(model.path)))]
     return "".join([*parts, table([("", ["role", "columns"])], columns, "columns of the rows")])
 
 
@@ -72,12 +72,12 @@ def points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float],
 def _size(model: "Predictor") -> str:
     config = model.model.config
     kinds = f"{config.num_numerical_features} numerical and {len(config.table_sizes)}"
-    shown = f"{kinds} categorical fields"
+    fields = f"{kinds} categorical fields"
     try:
         rows = int(Checkpoint(model.path).config["dataset"]["rows"])
     except (OSError, ValueError, KeyError, TypeError):
-        return shown
-    return f"{shown}, trained on {rows:,} rows"
+        return fields
+    return f"{fields}, trained on {rows:,} rows"
 
 
 def _columns(model: "Predictor") -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dlrm.data.sources.row_error import RowError
-from dlrm.remote.cache import with_uris
+from dlrm.remote.uri import shown
 
 _OURS = ("dlrm.", "contextlib")  # modules between a warning and the caller's line
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
@@ -41,7 +41,7 @@ def python_text(text: str, names: Mapping[str, str] = _OTHER_NAMES) -> str:
         text: the message.
         names: flag -> argument, where their names differ.
     """
-    text = _FIRST.sub(r"--\1=\2: ", with_uris(text), count=1)
+    text = _FIRST.sub(r"--\1=\2: ", shown(text), count=1)
     return _FLAG.sub(lambda found: found[1] or names.get(found[2], found[2]), text)
 
 

@@ -9,11 +9,10 @@ from dlrm.distributed import World
 from dlrm.flags import Values
 from dlrm.remote.cache import Cache
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.edges import OWN, READ, Role, local_value, show_uris, uris_among
+from dlrm.remote.localize import OWN, READ, localized, show_uris, uris_among
 from dlrm.remote.mirror import Mirror, mirrored
-from dlrm.remote.store import open_store
-from dlrm.remote.transfer import upload
-from dlrm.remote.uri import Uri
+from dlrm.remote.objects import open_store, upload
+from dlrm.remote.uri import Local, Uri, is_uri
 from dlrm.settings import settings_of
 from dlrm.train.log import StoppedError
 
@@ -25,12 +24,11 @@ def enter_local_paths(
 ) -> tuple[Values, Mirror | None]:
     """Fetches what the flags read by URI, and gives what they write there a local place.
 
-    Checkpoints are uploaded during the training, see `mirrored`, and other files as `stack` ends,
-    if the run has not failed.
+    Checkpoints are uploaded during the training, see `mirrored`, and other files as `stack` ends.
 
     Args:
         stack: ends after the log and the checkpoints are closed.
-        roles: flags that may be URIs, see `dlrm.remote.edges`.
+        roles: flags that may be URIs, see `dlrm.remote.localize.run_locally`.
         world: the processes, which call it together; the first one writes.
 
     Returns:
@@ -41,66 +39,48 @@ def enter_local_paths(
         ValueError, OSError: an object cannot be read, or a place may not be written.
     """
     own_values, mirror = values.without(settings_of(CacheConfig)), None
-    uris = uris_among(values, roles)
-    if not uris:
+    if not (uris := uris_among(values, roles)):
         return own_values, mirror
     show_uris()
-    cache = Cache.of_flags(values)
-    changed: dict[str, Any] = {}
-    first = world.rank == 0
-    if _CHECKPOINTS in uris and trains:
-        (uri,) = uris[_CHECKPOINTS]
-        changed[_CHECKPOINTS] = str(cache.output_path(uri))
-        if first:
-            made = mirrored(
-                cache, uri, values["keep_checkpoints"], values["resume"], (StoppedError,)
-            )
-            mirror = stack.enter_context(made)
-    for name, own in uris.items():
-        role = Role.parse(roles[name])
-        if role.act == OWN:
-            continue
-        if role.act == READ:
-            changed[name] = local_value(stack, cache, values[name], role.words)
-        elif name not in changed:
-            run = uris[_CHECKPOINTS][0] if _CHECKPOINTS in changed else None
-            if run and own[0].root == run.root and own[0].key.startswith(run.folder):
-                inside = own[0].key.removeprefix(run.folder)
-                path = cache.output_path(run) / inside  # uploaded with the run
-                changed[name] = str(path)
-                if first and name == _LOG:
-                    _fetch_log(own[0], path)
-                continue
-            changed[name] = str(cache.output_path(own[0]))
-            if first:
-                stack.enter_context(_uploaded(cache, own[0], name == _LOG))
+    cache, held, changed = Cache.of_flags(values), list[Local](), dict[str, Any]()
+    stack.callback(held.clear)
+    run = uris[_CHECKPOINTS][0] if _CHECKPOINTS in uris and trains else None
+    if run and world.rank == 0:
+        how = values["keep_checkpoints"], values["resume"], (StoppedError,)
+        mirror = stack.enter_context(mirrored(cache, run, *how))
+    for name, (uri, *_) in uris.items():
+        act, *words = roles[name].split(", ")
+        if act == READ:
+            changed[name] = localized(values[name], cache, held, words)
+        elif act != OWN:
+            inside = run and f"{uri}/".startswith(f"{run.below('')}")  # uploaded with the run
+            path = Local.within(cache.output_folder(run if run and inside else uri), uri)
+            if world.rank == 0:
+                if not inside:
+                    stack.enter_context(_uploaded(cache, uri))
+                if name == _LOG and not Path(path).exists():
+                    _fetch_log(uri, Path(path))
+            changed[name] = path
     return own_values.replaced(changed), mirror
 
 
 def _fetch_log(uri: Uri, path: Path) -> None:
-    """Fetches the lines of earlier runs, which a log keeps, unless they are there."""
-    if path.exists():
-        return
+    """Fetches the lines of earlier runs, which a log keeps."""
     with suppress(FileNotFoundError):
-        store = open_store(uri)
-        content = store.read(store.entry(uri.key))
+        content = open_store(uri).content(uri.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
 
 @contextmanager
-def _uploaded(cache: Cache, uri: Uri, is_file: bool) -> Iterator[None]:
-    """Uploads a local folder at the end, or a file with those beside it."""
-    with cache.output(uri) as path:
-        store, base = open_store(uri), uri.folder
-        folder = path
-        if is_file:
-            folder, base = path.parent, uri.key.removesuffix(uri.name)
-            _fetch_log(uri, path)
+def _uploaded(cache: Cache, uri: Uri) -> Iterator[None]:
+    """Uploads the output for a URI, with what is written beside it, also after an error."""
+    with cache.output(uri):
+        root = Path(Local.within(cache.output_folder(uri), uri.root))
 
         def put() -> None:
-            files = (file for file in sorted(folder.rglob("*")) if file.is_file())
-            upload(store, {f"{base}{f.relative_to(folder).as_posix()}": f for f in files})
+            files = (file for file in sorted(root.rglob("*")) if file.is_file())
+            upload(open_store(uri), {file.relative_to(root).as_posix(): file for file in files})
 
         try:
             yield
@@ -113,7 +93,5 @@ def _uploaded(cache: Cache, uri: Uri, is_file: bool) -> Iterator[None]:
 
 def local_checkpoints(values: Values) -> str | None:
     """Returns the local directory of a command's checkpoints, if it saves any."""
-    found = uris_among(values, {_CHECKPOINTS: ""})
-    if _CHECKPOINTS in found:
-        return str(Cache.of_flags(values).output_path(found[_CHECKPOINTS][0]))
-    return values[_CHECKPOINTS]
+    path = values[_CHECKPOINTS]
+    return str(Cache.of_flags(values).output_path(Uri.parse(path))) if is_uri(path) else path

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dlrm.files import MANIFEST
+from dlrm.remote.objects import open_store
 from dlrm.remote.publish import RUN
-from dlrm.remote.store import open_store
 from dlrm.remote.uri import Uri
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,58 +1,64 @@
-"""Servers with the interface of S3, on this machine."""
+"""A server with the interface of S3 in this process, which tests watch."""
 
-import io
+import asyncio
 import re
+import sys
+import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
 from dlrm.remote.uri import Uri
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import s3_server  # noqa: E402
 
-@pytest.fixture(scope="session")
-def s3_server():
-    """moto's server, which keeps objects in memory, while it runs."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    yield server
-    server.stop()
+sys.path.pop(0)
 
 
-@pytest.fixture(scope="session")
-def s3_endpoint(s3_server):
-    """The address of the server."""
-    host, port = s3_server.get_host_and_port()
-    return f"http://{host}:{port}"
+class Watched(s3_server.Buckets):
+    """Buckets whose requests functions see, and refuse by a true result."""
 
+    def __init__(self, folder):
+        super().__init__(folder, s3_server.Settings())
+        self.watchers = []
 
-@pytest.fixture
-def watchers(s3_server, monkeypatch):
-    """Functions that see the method and the path of each request; a true result refuses it."""
-    answer, functions = s3_server._server.app, []
-
-    def watched(environ, start_response):
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        if environ["QUERY_STRING"] == "delete":
-            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
-            environ["wsgi.input"] = io.BytesIO(body)
-            method, path = "DELETE", f"{path}/{re.search(b'<Key>(.*?)</Key>', body)[1].decode()}"
-        refusals = [watch(method, path) for watch in functions]
+    def answer(self, request, body):
+        method, path = request.method, f"/{request.bucket}/{request.key}"
+        if "delete" in request.query:
+            method, path = "DELETE", path + re.search(r"<Key>(.*?)</Key>", body.read_text())[1]
+        refusals = [watch(method, path) for watch in self.watchers]
         if any(refusals):
-            start_response("503 Service Unavailable", [])
-            return [b""]
-        return answer(environ, start_response)
+            return s3_server.refusal(503, "ServiceUnavailable")
+        return super().answer(request, body)
 
-    monkeypatch.setattr(s3_server._server, "app", watched)
-    return functions
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory):
+    """The server, after its address."""
+    buckets, loop = Watched(tmp_path_factory.mktemp("buckets")), asyncio.new_event_loop()
+    made = loop.create_server(lambda: s3_server.Connection(buckets), "127.0.0.1", 0)
+    address = loop.run_until_complete(made).sockets[0].getsockname()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    yield f"http://{address[0]}:{address[1]}", buckets
+    loop.call_soon_threadsafe(loop.stop)
 
 
 @pytest.fixture
-def bucket(s3_endpoint, monkeypatch, tmp_path):
-    """The URI of a new bucket; its server and credentials are in the environment."""
-    import boto3
+def watchers(watched):
+    """Functions that see the method and the path of each request; a true result refuses it."""
+    functions = watched[1].watchers
+    yield functions
+    functions.clear()
 
+
+@pytest.fixture
+def bucket(watched, monkeypatch, tmp_path):
+    """The URI of a new bucket; its server and credentials are in the environment."""
+    url, buckets = watched
     environment = {
-        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
         "AWS_REGION": "us-east-1",
@@ -61,5 +67,5 @@ def bucket(s3_endpoint, monkeypatch, tmp_path):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     name = f"b{uuid.uuid4().hex}"
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=name)
+    buckets.answer(s3_server.Request("PUT", name, "", {}, {}), None)
     return Uri("s3", name)

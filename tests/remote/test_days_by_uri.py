@@ -2,7 +2,8 @@
 
 import daily_steps
 
-from dlrm.remote.store import open_store
+from dlrm.remote.objects import open_store
+from dlrm.scripts.daily import command
 
 
 def test_days_at_a_uri_are_fetched_and_learned(store_uri, tmp_path, capsys):

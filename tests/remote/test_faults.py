@@ -4,16 +4,17 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import dlrm.remote.store
+import dlrm.remote.objects
 from dlrm.manifest import BLOCK_BYTES, write_manifest
 from dlrm.remote.cache import Cache
-from dlrm.remote.edges import fetched
-from dlrm.remote.publish import check_publishable, fetched_directory, publish as publish_directory
-from dlrm.remote.store import NEW, find_entries, open_store
+from dlrm.remote.localize import localize
+from dlrm.remote.objects import NEW, find_entries, open_store
+from dlrm.remote.publish import check_publishable, find_published, publish as publish_directory
 
 
 @pytest.fixture
@@ -26,16 +27,16 @@ def published(store_uri, tmp_path):
         (path / f"{i}").write_bytes(random.bytes(100 + i))
     (path / "large").write_bytes(random.bytes(3 * BLOCK_BYTES + 5))
     write_manifest(path, "dataset")
-    publish_directory(path, uri, check_publishable(uri, False))
+    publish_directory(path, uri, None)
     return path, uri
 
 
 @pytest.fixture
 def hasty(monkeypatch):
     """Makes repeats follow soon, and be few."""
-    retries = {**dlrm.remote.store._RETRIES, "max_retries": 3}
+    retries = {**dlrm.remote.objects._RETRIES, "max_retries": 3}
     retries["backoff"] = {**retries["backoff"], "init_backoff": timedelta(milliseconds=10)}
-    monkeypatch.setattr(dlrm.remote.store, "_RETRIES", retries)
+    monkeypatch.setattr(dlrm.remote.objects, "_RETRIES", retries)
 
 
 def names_and_bytes(path):
@@ -43,12 +44,14 @@ def names_and_bytes(path):
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("faults", [{"failing": 0.1}, {"cut": 0.1}])
+@pytest.mark.parametrize("faults", [{"failing": 0.05}, {"cut": 0.1}])
 def test_failures_change_no_byte(endpoint, published, faults):
     path, uri = published
     endpoint.set(**faults)
-    with fetched_directory(Cache.open(), uri) as copy:
-        found, expected = names_and_bytes(copy), names_and_bytes(path)
+    write_manifest(path, "dataset", note="of a second version")
+    publish_directory(path, uri, check_publishable(uri, "dataset")[""])
+    copy = localize(uri)
+    found, expected = names_and_bytes(Path(copy)), names_and_bytes(path)
     assert found.keys() == expected.keys()
     assert all(found[name] == expected[name] for name in found if name != "manifest.json")
     happened = endpoint.facts()["counts"]
@@ -63,6 +66,32 @@ def test_an_object_that_is_cut_each_time_is_named(endpoint, store_uri):
     endpoint.set(cut=1.0)
     with pytest.raises(OSError, match=f"{store_uri}a: .*body"):
         store.read(entry)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_conditional_write_whose_answer_is_lost_is_known_as_our_own(endpoint, store_uri, dropped):
+    store = open_store(store_uri)
+    before = store.write("old", b"1", NEW)
+    endpoint.set(lost="d", dropped=dropped)  # of "old" as well
+    replaced = store.write("old", b"2", before)
+    made = store.write("d", b"1", NEW)
+    assert (replaced, made) == (store.entry("old").version, store.entry("d").version)
+    endpoint.set(lost="")
+    for condition in (NEW, before):
+        with pytest.raises(FileExistsError, match="another process has written it meanwhile"):
+            store.write("old", b"3", condition)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_publication_survives_lost_answers(endpoint, published):
+    path, uri = published
+    write_manifest(path, "dataset", note="of a second version")
+    version = check_publishable(uri, "dataset")[""]
+    endpoint.set(lost="manifest.json")
+    publish_directory(path, uri, version)
+    assert find_published(uri).manifest["note"] == "of a second version"
+    assert endpoint.facts()["counts"]["lost"] >= 2  # of the folder, and at the URI
 
 
 def write_profile(path, token):
@@ -149,26 +178,20 @@ def full_disk(tmp_path):
 
 def test_a_cache_on_a_full_disk_is_named(full_disk, published):
     uri = published[1]
-    with (
-        pytest.raises(OSError, match=f"{uri}.*needs .* bytes in {full_disk}.*--cache_dir"),
-        fetched_directory(Cache.open(full_disk), uri),
-    ):
-        pass
+    with pytest.raises(OSError, match=f"{uri}.*needs .* bytes in {full_disk}.*--cache_dir"):
+        localize(uri, Cache.open(full_disk))
 
 
 def test_an_object_is_read_without_permission_for_others(endpoint, store_uri):
     """Amazon's S3 answers 403 for keys that do not exist, unless the bucket may be listed."""
     open_store(store_uri).write("rows.csv", b"a,b\n1,2\n")
     endpoint.set(denied="rows.csv/")
-    with fetched(Cache.open(), store_uri.below("rows.csv")) as path:
-        assert path.read_text() == "a,b\n1,2\n"
+    copy = localize(store_uri.below("rows.csv"))
+    assert Path(copy).read_text() == "a,b\n1,2\n"
 
 
 def test_a_disk_that_fills_while_objects_come_is_named(full_disk, store_uri, monkeypatch):
     open_store(store_uri).write("large", bytes(2 << 20))
     monkeypatch.setattr(Cache, "_make_room", lambda self, needed, uri: None)
-    with (
-        pytest.raises(OSError, match=f"{store_uri}large: cannot be stored in .*No space left"),
-        Cache.open(full_disk).fetched(store_uri.below("large")),
-    ):
-        pass
+    with pytest.raises(OSError, match=f"{store_uri}large: cannot be stored in .*No space left"):
+        localize(store_uri.below("large"), Cache.open(full_disk))

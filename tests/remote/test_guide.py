@@ -5,7 +5,7 @@ import pytest
 from pyarrow import parquet
 from test_documented_commands import ROOT, blocks, run, statements
 
-from dlrm.remote.store import open_store
+from dlrm.remote.objects import open_store
 from dlrm.remote.uri import Uri
 
 PAGE = ROOT / "docs" / "guide" / "elsewhere.md"

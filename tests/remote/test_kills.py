@@ -10,14 +10,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from dlrm.files import MANIFEST
 from dlrm.remote.cache import Cache
-from dlrm.remote.edges import fetched
+from dlrm.remote.localize import localize
+from dlrm.remote.objects import open_store
 from dlrm.remote.publish import find_published
-from dlrm.remote.store import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +104,8 @@ def test_twenty_kills_change_nothing(endpoint, inputs, store_uri, tmp_path, monk
 
     def there():
         assert find_published(output) is not None
-        with fetched(reader, output) as path:
-            found = contents(path)
+        copy = localize(output, reader)
+        found = contents(Path(copy))
         (name,) = (name for name, expected in inputs.items() if expected == found)
         return name
 

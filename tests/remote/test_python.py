@@ -10,8 +10,8 @@ import pytest
 import dlrm
 from dlrm.files import MANIFEST
 from dlrm.locks import remove_unused
+from dlrm.remote.objects import find_entries, open_store
 from dlrm.remote.publish import publish
-from dlrm.remote.store import find_entries, open_store
 from dlrm.train.checkpoints.checkpoint import read_config
 
 RANDOM = np.random.default_rng(0)

@@ -1,12 +1,14 @@
 """Objects, patterns and errors of stores."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from dlrm.remote.cache import Cache
-from dlrm.remote.output import Output
-from dlrm.remote.store import NEW, find_entries, open_store
+from dlrm.remote.localize import localize
+from dlrm.remote.objects import NEW, find_entries, open_store
+from dlrm.remote.publish import Output
 from dlrm.remote.uri import Uri, is_uri
 
 
@@ -52,9 +54,10 @@ def test_objects_of_a_prefix_and_of_a_pattern(bucket):
     assert names(bucket.below("**/a.csv")) == [keys[0], keys[2], keys[4]]
     assert names(bucket) == keys
     assert [entry.key for entry in store.entries("d/day=1/a")] == keys[:1]
-    with Cache.open().fetched(bucket.below("d/day=*")) as folder:
-        assert sorted(p.read_text() for p in folder.rglob("*.csv")) == keys[:3]
-        assert (folder / "day=1" / "a.csv").stat().st_mtime == store.entry(keys[0]).modified
+    folder = localize(bucket.below("d/day=*"))
+    assert sorted(p.read_text() for p in Path(folder).rglob("*.csv")) == keys[:3]
+    (first, *_) = store.entries(keys[0])
+    assert Path(folder, "day=1/a.csv").stat().st_mtime == pytest.approx(first.modified)
 
 
 def test_writes_hold_their_conditions(bucket):
@@ -93,11 +96,8 @@ def test_an_object_that_is_a_folder_too_is_named(bucket, tmp_path):
     store = open_store(bucket)
     for key in ("a/b", "a/b/c/d"):
         store.write(key, b"")
-    with (
-        pytest.raises(OSError, match=f"^{bucket}a/b: is an object, and a folder"),
-        Cache.open(tmp_path).fetched(bucket.below("a")),
-    ):
-        pass
+    with pytest.raises(OSError, match=f"^{bucket}a/b: cannot be stored in .*: Is a directory"):
+        localize(bucket.below("a"), Cache.open(tmp_path))
 
 
 def test_overwriting_is_not_advised_where_it_is_refused(bucket, tmp_path):

@@ -9,13 +9,13 @@ import time
 import forked
 import pytest
 import trained_model
-from dlrm.session.ending import STOPPED
 
-from dlrm.remote import store as stores
+from dlrm.remote import objects as stores
+from dlrm.remote.localize import checkpoint_among
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
-from dlrm.remote.runs import checkpoint_among
-from dlrm.remote.store import open_store
+from dlrm.remote.objects import open_store
 from dlrm.scripts.common import click_command, dlrm_flags
+from dlrm.tasks.ending import STOPPED
 
 LAST = "step-000000064"
 _OF_THE_RUN = ("manifest.json", "MODEL.md", "config.json", "progress.json")  # with times and paths
@@ -91,9 +91,9 @@ def killed(flags, uri, folder, watchers, number, after):
 
 def check_loads(flags, uri, folder):
     """Checks that the best of the checkpoints that a killed run has left at a URI is loaded."""
-    entries = open_store(uri).entries(uri.folder)
-    if any(entry.key.endswith("/manifest.json") for entry in entries):
-        best = checkpoint_among(uri, entries)
+    keys = [entry.key for entry in open_store(uri).entries(uri.folder)]
+    if any(key.endswith("/manifest.json") for key in keys):
+        best = checkpoint_among(uri, keys)
         loaded = [f"--load_checkpoint_path={uri}", "--mode=test", f"--log_path={folder / 'log'}"]
         tested = forked.succeed("dlrm.scripts.main", *flags[:-2], *loaded)
         assert f"weights from {best}" in tested.stdout

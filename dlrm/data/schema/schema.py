@@ -28,7 +28,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
-from dlrm.remote.copies import Copies, output_at
+from dlrm.remote.localize import errors_shown, local_path, output_at
 from dlrm.settings import REQUIRED, setting
 
 VERSION = 1
@@ -271,9 +271,9 @@ class Schema:
             FileNotFoundError: there is no such file.
             ValueError: it is not a schema; the message names the file, the field and the value.
         """
-        with Copies() as copies:
-            local = copies.path_of(path, "path")
-            if not local.exists():
+        with errors_shown():
+            local = local_path(path, "path")
+            if not os.path.exists(local):
                 raise FileNotFoundError(f"{local}: no such schema (--schema)")
             facts = read_yaml(local)
             try:

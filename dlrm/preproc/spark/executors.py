@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm.data.transform.dictionaries import two_texts
 from dlrm.preproc.errors import EngineError, TaskError
+from dlrm.remote.uri import shown
 from dlrm.version import __version__
 
 _MARK, _EXECUTOR_MARK = "dlrm-task-error:", "dlrm-executor-error:"
@@ -56,7 +57,7 @@ def guarded(task: Callable, mask: int, batches: Any) -> Iterator[Any]:
     except (OSError, ValueError) as error:
         where = f" (on host {os.uname().nodename} as user {os.geteuid()})"
         where = where if isinstance(error, OSError) else ""
-        raise RuntimeError(f"{_MARK}{error}{where}{_MARK}") from None
+        raise RuntimeError(f"{_MARK}{shown(str(error))}{where}{_MARK}") from None
 
 
 def error_of(error: BaseException) -> Exception:

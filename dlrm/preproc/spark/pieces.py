@@ -1,15 +1,15 @@
 """The rows of a dataset in pieces, which executors write and then join to its files.
 
 A piece has consecutive rows of a target: those of its first file, then those of the next one. Where
-a piece belongs is known once all are written, and then each is copied to its place; in a store it
-stays an object, of which the manifest says what it has.
+a piece belongs is known once all are written, and then each is copied to its place: by executors,
+or, from a store, by the driver.
 """
 
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ from dlrm.locks import new_suffix
 from dlrm.manifest import Checksum
 from dlrm.preproc.engine import FACTS, ROWS, Engine, facts_batch, slices
 from dlrm.preproc.packing import Files, Layout, PackJob, layouts_of
-from dlrm.remote.store import open_store
-from dlrm.remote.transfer import remove_all, write_at
+from dlrm.remote.objects import open_store, write_at
 from dlrm.remote.uri import Uri
+
+_AT_ONCE = 8  # pieces that the driver has in memory
 
 
 class Piece(NamedTuple):
@@ -47,7 +48,7 @@ class Pieces:
         engine: runs what writes.
         job: the rows.
         folder: folder for the pieces, or its URI if executors have no common folder.
-        dataset: directory of the dataset; with a URI its files get their sizes only.
+        dataset: directory of the dataset.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class Pieces:
         self._engine, self._job, self._layouts = engine, job, layouts
         self._folder, self._dataset = folder, dataset
         self._found: list[tuple[int, int, dict[str, Any]]] = []
-        self.slices: dict[str, list[tuple[str, int, int]]] = {}
         self.write = partial(write_piece, job=job, folder=folder)
 
     def add(self, target: int, key: int, facts: dict[str, Any]) -> None:
@@ -71,23 +71,15 @@ class Pieces:
     def finish(self) -> dict[str, str]:
         """Joins the pieces; returns the checksum of each file."""
         sums, joined = Files(self._dataset, self._layouts).finish(), dict[str, Checksum]()
-        dataset = None if isinstance(self._folder, Uri) else self._dataset
-        task = partial(join_piece, job=self._job, folder=self._folder, dataset=dataset)
-        objects: dict[str, list[tuple[str, int, int]]] = {}
-        for found in self._engine.map(task, list(self._placed())):
-            for name, parts in found.items():
-                for file, part in parts:
-                    joined.setdefault(file, Checksum()).join(part, file)
-                objects[name] = [(file, part.begin, part.end - part.begin) for file, part in parts]
+        task = partial(join_piece, job=self._job, folder=self._folder, dataset=self._dataset)
+        placed = list(self._placed())
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            is_here = isinstance(self._folder, Path)
+            found: Iterable = self._engine.map(task, placed) if is_here else pool.map(task, placed)
+            for file, part in chain.from_iterable(found):
+                joined.setdefault(file, Checksum()).join(part, file)
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder)
-        else:
-            for file, total in joined.items():
-                os.truncate(self._dataset / file, total.end)
-            self.slices = {f"{self._folder.name}/{name}": own for name, own in objects.items()}
-            store, begin = open_store(self._folder), self._folder.below(_prefix(self._job)).key
-            keys = {entry.key for entry in store.entries(begin)}  # also of attempts that failed
-            remove_all(store, sorted(keys - {self._folder.below(name).key for name in objects}))
         return sums | {file: str(total) for file, total in joined.items()}
 
     def _placed(self) -> Iterator[Piece]:
@@ -134,16 +126,15 @@ def write_piece(
 
 
 def join_piece(
-    piece: Piece, job: PackJob, folder: Path | Uri, dataset: Path | None
-) -> dict[str, list[tuple[str, Checksum]]]:
-    """Copies a piece to its position in the files of a dataset, or says what its object has.
+    piece: Piece, job: PackJob, folder: Path | Uri, dataset: Path
+) -> list[tuple[str, Checksum]]:
+    """Copies a piece to its position in the files of a dataset.
 
     Returns:
-        Names of objects and their slices: files, and checksums of the bytes of the file.
+        Names of files, and the checksum of what it has of each.
     """
     if isinstance(folder, Uri):
-        store = open_store(folder)
-        content = memoryview(store.read(store.entry(folder.below(piece.name).key)))
+        content = memoryview(open_store(folder).content(folder.below(piece.name).key))
     else:
         content = memoryview((folder / piece.name).read_bytes())
     layout, begin = layouts_of(job)[piece.target], 0
@@ -161,19 +152,11 @@ def join_piece(
             indices = np.append(indices, before + piece.values[i])
         indices = indices.astype(bags.STARTS_DTYPE)
         starts.append((file, first * indices.itemsize, memoryview(indices.tobytes())))
-    found, starts = ([one for one in own if len(one[2])] for own in (found, starts))
-    if dataset is not None:
-        for file, offset, data in found + starts:
-            with open(dataset / file, "r+b", buffering=0) as opened:
-                write_at(opened.fileno(), data, offset)
-    elif starts and isinstance(folder, Uri):
-        key = folder.below(f"{piece.name}.starts").key
-        open_store(folder).write(key, b"".join(data for *_, data in starts))
-    return {
-        name: [(file, _checksum(offset, data)) for file, offset, data in own]
-        for name, own in ((piece.name, found), (f"{piece.name}.starts", starts))
-        if own
-    }
+    written = [one for one in found + starts if len(one[2])]
+    for file, offset, data in written:
+        with open(dataset / file, "r+b", buffering=0) as opened:
+            write_at(opened.fileno(), data, offset)
+    return [(file, _checksum(offset, data)) for file, offset, data in written]
 
 
 def _checksum(offset: int, data: memoryview) -> Checksum:

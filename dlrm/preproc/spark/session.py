@@ -16,10 +16,10 @@ from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
 from dlrm.preproc.errors import EngineError
 from dlrm.preproc.work_folder import work_path
-from dlrm.remote.cache import Cache, origin_of
+from dlrm.remote.cache import Cache
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.edges import show_uris
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.localize import show_uris
+from dlrm.remote.uri import Uri, is_uri, origin
 from dlrm.settings import setting, settings_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def session_engine(
 
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # which raises them too
     files = None
-    if output and is_uri(uri := origin_of(output)) and not shares_folders(session):
+    if output and is_uri(uri := origin(output)) and not shares_folders(session):
         from dlrm.preproc.spark.stored_files import StoredFiles
 
         files = StoredFiles(Uri.parse(uri), work_path(output))
@@ -269,7 +269,7 @@ def open_engine(
         return
     if memory is not None:
         raise ValueError("--memory: expected --engine local; --memory_gib is that of Spark")
-    is_here = output is not None and not is_uri(origin_of(output))
+    is_here = output is not None and not is_uri(origin(output))
     folder = output.resolve().parent if output and is_here else Path.cwd()
     log = log or folder / "spark.log"
     with spark_session(spark or SparkConfig(), cores, log, say) as session:
@@ -283,7 +283,7 @@ def reads_by_uri(values: Mapping[str, Any], output: Any) -> bool:
         values: the flags of `SparkConfig`, and `engine`.
         output: the output, or its copy in the cache.
     """
-    if output is None or values["engine"] != "spark" or not is_uri(origin_of(output)):
+    if output is None or values["engine"] != "spark" or not is_uri(origin(output)):
         return False
     master, is_submitted = values["master"] or "local", "PYSPARK_GATEWAY_PORT" in os.environ
     if "pyspark" in sys.modules or is_submitted:
@@ -306,6 +306,6 @@ def local_inputs(values: Values, names: Sequence[str], output: Path) -> Iterator
     from dlrm.preproc.spark.stored_files import outlines
 
     show_uris()
-    with outlines(Cache.of_flags(values), Uri.parse(origin_of(output))) as outlined:
+    with outlines(Cache.of_flags(values), Uri.parse(origin(output))) as outlined:
         found = {name: outlined(values[name], name) for name in names if values[name]}
         yield values.without(settings_of(CacheConfig)).replaced(found)

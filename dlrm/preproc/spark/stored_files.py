@@ -1,11 +1,10 @@
 """Files of a run of Spark whose executors share no folder with the driver, in its output's store.
 
-    URI/data-unfinished/   `folders` of the driver, which tasks read, and `work`, files that tasks
-                           have written for later ones
-    URI/data-<name>/       rows of the dataset, which its manifest names
+    URI/data-unfinished/   `folders` of the driver, which tasks read, `work`, files that tasks have
+                           written for later ones, and `rows`, which the driver joins to files
 
 The driver knows input by a file of its size, with its first and last bytes. An executor makes such
-a file with the bytes that a part needs. Both have paths from which `with_uris` makes the URI.
+a file with the bytes that a part needs. Both have paths from which `shown` makes the URI.
 """
 
 import hashlib
@@ -17,18 +16,27 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.data.tables.parts import footer_begin
 from dlrm.locks import new_suffix
-from dlrm.remote.cache import STREAMS, Cache, with_uris
-from dlrm.remote.publish import PREFIX, RUN, listing_of
-from dlrm.remote.store import Entry, open_store
-from dlrm.remote.transfer import Wanted, download, upload, write_at
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.cache import Cache, Listing
+from dlrm.remote.objects import (
+    Entry,
+    Wanted,
+    download,
+    find_entries,
+    open_store,
+    upload,
+    write_at,
+)
+from dlrm.remote.publish import RUN, listing_of
+from dlrm.remote.uri import Local, Uri, is_uri, shown
 
+_STREAMS = "streams"
 _HEAD_BYTES, _TAIL_BYTES = 1 << 18, 1 << 16
 _BLOCK_BYTES = 1 << 22
 _WHOLE = (b"ORC", b"ARROW1", b"\xff\xff\xff\xff")  # begin inputs that the driver reads whole
@@ -62,12 +70,12 @@ class StoredFiles:
         work: the driver's folder of work on it.
 
     Attributes:
-        data: URI of the rows, which executors write.
+        data: URI for the rows that executors write.
     """
 
     def __init__(self, uri: Uri, work: Path) -> None:
-        self.data, self.work = uri.below(f"{PREFIX}{new_suffix()}"), str(work)
-        self._run, self._shipped = uri.below(RUN), set[str]()
+        self._run, self.work = uri.below(RUN), str(work)
+        self.data, self._shipped = self._run.below("rows"), set[str]()
         self.adopt_new()
 
     def call(self, task: Callable) -> Callable:
@@ -164,18 +172,22 @@ def _opened(run: Uri, work: str, *packed: Packed) -> Iterator[list[Any]]:
     """Yields tasks and items, with files of their own, and uploads what they have written."""
     from pyspark import SparkFiles
 
-    node = Path(SparkFiles.getRootDirectory(), STREAMS)  # which Spark removes
-    root, cache = node / new_suffix(), Cache.open(node)
+    node = Path(SparkFiles.getRootDirectory(), _STREAMS)  # which Spark removes
+    root, cache, held = node / new_suffix(), Cache.open(node), list[Local]()
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, root, ignore_errors=True)
 
         def path_of(folder: str, name: str) -> Path:
             if folder:
-                return stack.enter_context(cache.fetched(run.below(f"{folder}/")))
+                uri = run.below(f"{folder}/")
+                held.append(cache.fetched(uri, Listing({e.key: e for e in find_entries(uri)})))
+                return Path(held[-1])
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             return root / name
 
         inputs = {path_of("", name): own for one in packed for name, own in one.inputs.items()}
+        for uri in {run, *(own.uri for own in inputs.values())}:
+            Local.within(root, uri)  # whose errors have it
         for path, own in inputs.items():
             _fetch(path, own)
         yield [_Unpacking(one.content, path_of).load() for one in packed]
@@ -204,7 +216,7 @@ def _fetch(path: Path, wanted: Input) -> None:
 
 def _relative(path: str) -> str:
     """Returns the name of a path of the driver: scheme, bucket and key."""
-    return with_uris(path).replace("://", "/")
+    return shown(path).replace("://", "/")
 
 
 def _create_placeholder(path: str, uri: Uri, entry: Entry) -> None:
@@ -234,7 +246,7 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
         output: place of the output, which determines the paths.
     """
     digest = hashlib.sha256(str(output).encode()).hexdigest()[:16]
-    root = cache.folder.resolve() / STREAMS / digest
+    root = cache.folder / _STREAMS / digest
 
     def outlined(value: Any, flag: str) -> Any:
         if isinstance(value, list | tuple):
@@ -249,12 +261,12 @@ def outlines(cache: Cache, output: Uri) -> Iterator[Callable[[Any, str], Any]]:
                 "this machine"
             )
         uri = Uri.parse(value)
-        listing = listing_of(uri)
-        shown = [Uri(uri.scheme, uri.authority, listing.name_of(one)) for one in listing.entries]
-        made = [f"{root}/{_relative(str(one))}" for one in shown]
+        files = listing_of(uri).files
+        uris = [replace(uri, key=name) for name in files]
+        made = [Local.within(root, one) for one in uris]
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(_create_placeholder, made, shown, listing.entries))
-        return sorted(made) if uri.has_pattern else [f"{root}/{_relative(str(uri)).rstrip('/')}"]
+            list(pool.map(_create_placeholder, made, uris, files.values()))
+        return sorted(made) if uri.has_pattern else [Local.within(root, uri)]
 
     try:
         yield outlined

@@ -20,8 +20,8 @@ from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
 from dlrm.files import check_outside
 from dlrm.manifest import check_listed
-from dlrm.remote.cache import origin_of
 from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.remote.uri import origin
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
@@ -44,7 +44,7 @@ class FittedRows(NamedTuple):
     @classmethod
     def from_sources(cls, sources: Sequence[str], split: str | None) -> "FittedRows":
         """Returns the rows of sources as commands name them."""
-        return cls(tuple(s if s == "-" else origin_of(s) for s in sources), split)
+        return cls(tuple(s if s == "-" else origin(s) for s in sources), split)
 
     def overlap(self, other: "FittedRows") -> bool:
         """Returns whether both have rows of the same file, or of the same split of a dataset."""
