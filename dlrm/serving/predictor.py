@@ -20,10 +20,10 @@ from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.judged import Judged, warn_of
-from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.remote.localize import output_at
 from dlrm.remote.uri import shown
+from dlrm.serving.judged import Judged, warn_of
+from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from dlrm.data.schema.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
-from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.remote.uri import shown
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.runs import SavedRun, read_run
 from dlrm.train.reports.roles import HOLDOUT, SELECTION
 

@@ -22,8 +22,7 @@ import torch
 from test_fit import SCHEMA
 
 import dlrm
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.trainer import Trainer
 
@@ -115,17 +114,17 @@ def test_tf32_holds_for_the_training_alone(allowed, dataset, monkeypatch):
 
 def test_a_checkpoint_records_the_rows_of_each_split_and_no_temporary_folder(dataset, tmp_path):
     dlrm.fit(dataset, save_checkpoint_path=tmp_path / "named", **SETTINGS)
-    named = find_checkpoint(tmp_path / "named")
-    assert read_config(named)["splits"] == {"train": 432, "set_aside": 48, "test": 120}
+    named = Checkpoint.open(tmp_path / "named").path
+    assert Checkpoint(named).config["splits"] == {"train": 432, "set_aside": 48, "test": 120}
     card = (named / MODEL_CARD).read_text()
     assert f"* source: `{dataset.path}`" in card
     assert "* rows: train 432, test 120, set_aside 48" in card
     dlrm.fit(table(), SCHEMA, save_checkpoint_path=tmp_path / "run", **SETTINGS)
-    of_table = find_checkpoint(tmp_path / "run")
+    of_table = Checkpoint.open(tmp_path / "run").path
     card = (of_table / MODEL_CARD).read_text()
     assert "* source: a table in memory" in card
     assert "--dataset=" not in card
-    flags = read_config(of_table)["flags"]
+    flags = Checkpoint(of_table).config["flags"]
     assert flags["base_device"] == "cpu"
     assert flags["num_numerical_features"] == len(SCHEMA["numerical"])
     assert not {"save_checkpoint_path", "log_path", "backend"} & flags.keys()

@@ -14,8 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.tasks.recipe import training_defaults
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 ROWS = 3000
 SCHEMA = {
@@ -65,7 +64,7 @@ def trained_by_the_command(dataset, settings, folder):
         "--log_path=log.json",
     ]
     forked.succeed("dlrm.scripts.main", *where, *words, cwd=folder)
-    return find_checkpoint(folder / "run")
+    return Checkpoint.open(folder / "run").path
 
 
 MIXED = {
@@ -315,7 +314,7 @@ def test_a_dataset_takes_no_schema_and_its_splits(dataset):
 def test_a_checkpoint_names_its_dataset_by_an_absolute_path(dataset, monkeypatch):
     monkeypatch.chdir(dataset.path.parent)
     model = dlrm.fit(dataset.path.name, base_device="cpu", max_steps=1, **SETTINGS)
-    assert read_config(model.path)["flags"]["dataset"] == str(dataset.path)
+    assert Checkpoint(model.path).config["flags"]["dataset"] == str(dataset.path)
 
 
 def test_the_guide_example_runs(root, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from test_fit import SCHEMA, table
 
 import dlrm
 from dlrm.serving.network.recalibration import load_recalibration, of_sampling_rate
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 BATCH = 64
 GOING_ON = {"continue_lr": "constant", "set_aside": 0, "epochs": 1}
@@ -44,7 +44,7 @@ def test_updates_one_after_another_are_one_long_training(model, frames):
     sizes = [one.model.config.table_sizes for one in (model, second)]
     assert sizes[1] == tuple(second.transform.cardinalities)
     assert sum(sizes[1]) > sum(sizes[0])  # by a new user
-    steps = [read_progress(one.path)["step"] for one in (model, second)]
+    steps = [Checkpoint(one.path).progress["step"] for one in (model, second)]
     assert steps[1] - steps[0] == 11
 
 
@@ -54,7 +54,7 @@ def test_an_update_chooses_and_reports_like_a_fit_and_keeps_what_the_model_has(m
     assert made.results["chosen_on"] == "set_aside"
     assert made.results["never_chosen_on"] == "test"
     assert made.recalibration is recalibrated.recalibration
-    flags = read_config(made.path)["flags"]
+    flags = Checkpoint(made.path).config["flags"]
     assert (flags["continue_lr"], flags["dropout"], flags["batch_size"]) == ("rewarm", 0.2, BATCH)
     rows = frames[2].drop_columns("bought")
     np.testing.assert_array_equal(made.predict(rows), dlrm.load(made.path)._with_recalibration(
@@ -92,10 +92,10 @@ def test_mistakes_are_named(model, frames):
 
 def test_a_model_of_a_recipe_is_updated_by_one_pass_in_any_mode_but_its_schedule(frames):
     model = dlrm.fit(frames[0], SCHEMA, base_device="cpu", recipe="auto", epochs=2, embedding_dim=2)
-    assert read_config(model.path)["flags"]["schedule"] == "linear"
-    before = read_progress(model.path)["step"]
+    assert Checkpoint(model.path).config["flags"]["schedule"] == "linear"
+    before = Checkpoint(model.path).progress["step"]
     made = dlrm.update(model, frames[2], continue_lr="constant", batch_size=BATCH, set_aside=0)
-    assert read_progress(made.path)["step"] == before + 1
+    assert Checkpoint(made.path).progress["step"] == before + 1
     with pytest.raises(
         ValueError, match=r"continue_lr=schedule: .*depends on the length of the run"
     ):

@@ -3,7 +3,6 @@
 import daily_steps
 
 from dlrm.remote.objects import open_store
-from dlrm.scripts.daily import command
 
 
 def test_days_at_a_uri_are_fetched_and_learned(store_uri, tmp_path, capsys):

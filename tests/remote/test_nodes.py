@@ -11,7 +11,7 @@ import trained_model
 
 from dlrm.manifest import write_manifest
 from dlrm.remote.publish import publish
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 FLAGS = [*trained_model.MODEL, *trained_model.TRAINING]
 
@@ -57,7 +57,7 @@ def test_nodes_with_caches_of_their_own_train_on_a_dataset_at_a_uri(trained, buc
 
 
 def test_nodes_with_caches_of_their_own_load_a_checkpoint_at_a_uri(trained, bucket, tmp_path):
-    uri, step = bucket.below("model"), find_checkpoint(trained.checkpoint)
+    uri, step = bucket.below("model"), Checkpoint.open(trained.checkpoint).path
     publish(step, uri.below(step.name), None)
     where = [f"--dataset={trained.dataset}", f"--load_checkpoint_path={uri}"]
     said, codes = train(tmp_path, *where, "--mode=test")
@@ -97,7 +97,7 @@ def test_hosts_with_other_copies_are_refused(trained, other_dataset, tmp_path):
     assert codes == [1, 1]
     assert "error: the ranks of a run must agree:\n  SHA-256 of the dataset's manifest" in said
     (tmp_path / "node0").mkdir(exist_ok=True)
-    shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "node0/model")
+    shutil.copytree(Checkpoint.open(trained.checkpoint).path, tmp_path / "node0/model")
     where = [f"--dataset={trained.dataset}", "--load_checkpoint_path=model", "--mode=test"]
     said, codes = train(tmp_path, *where)
     assert codes == [1, 1]

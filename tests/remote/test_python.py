@@ -12,7 +12,7 @@ from dlrm.files import MANIFEST
 from dlrm.locks import remove_unused
 from dlrm.remote.objects import find_entries, open_store
 from dlrm.remote.publish import publish
-from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 RANDOM = np.random.default_rng(0)
 TABLE = pa.table(
@@ -92,7 +92,7 @@ def test_a_model_lives_at_uris(bucket):
     dlrm.Dataset.from_arrow(TABLE, SCHEMA, data)
     assert loaded.evaluate(data) == loaded.evaluate(dlrm.Dataset(data))
     again = dlrm.fit(data, **SMALL)
-    assert read_config(again.path)["flags"]["dataset"] == data
+    assert Checkpoint(again.path).config["flags"]["dataset"] == data
 
 
 def test_a_teacher_is_read_by_its_uri(bucket):
@@ -100,7 +100,7 @@ def test_a_teacher_is_read_by_its_uri(bucket):
     run = str(bucket.below("run"))
     dlrm.fit(data, save_checkpoint_path=run, **SMALL)
     student = dlrm.fit(data, distill=run, **SMALL)
-    assert read_config(student.path)["flags"]["distill"] == run
+    assert Checkpoint(student.path).config["flags"]["distill"] == run
     alone = dlrm.fit(data, **SMALL)
     assert not np.array_equal(student.predict(TABLE), alone.predict(TABLE))
     nowhere = str(bucket.below("nowhere"))

@@ -17,7 +17,7 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import all_checkpoints, last_checkpoint
 
 DAY = {"train": 1024, "test": 400}  # four batches
@@ -93,7 +93,9 @@ def test_tables_grow_and_those_in_files_too(command, days, tmp_path):
             flags.append(f"--continue_from={source if source == 'run0' else kind + source}")
             command(*flags, f"--save_checkpoint_path={kind}{run}", data=data, model=[], training=[])
     assert not differing("run2", "mapped run2")
-    assert [table["rows"] for table in read_config(last_checkpoint("run2"))["tables"]] == [*LARGER]
+    assert [table["rows"] for table in Checkpoint(last_checkpoint("run2")).config["tables"]] == [
+        *LARGER
+    ]
     with pytest.raises(ValueError, match="cat_0.bin: expected 60 ids or more, .* got 50"):
         command("--continue_from=run2", "--save_checkpoint_path=run3", data=days[0])
 
@@ -126,7 +128,7 @@ def test_learning_rates_go_on_are_constant_or_begin_again(command, days):
     for kind in ("schedule", "constant", "rewarm"):
         flags = ["--continue_from=run0", f"--save_checkpoint_path={kind}", "--print_freq=1"]
         command(*flags, f"--continue_lr={kind}", data=days[1], training=[])
-        history = read_progress(last_checkpoint(kind))["history"]
+        history = Checkpoint(last_checkpoint(kind)).progress["history"]
         rates[kind] = [entry["lr"] / 0.02 for entry in history if "lr" in entry]
     assert rates["schedule"] == pytest.approx([0.625, 0.5, 0.375])  # of the steps 5 to 7
     assert rates["constant"] == pytest.approx([1, 1, 1])
@@ -136,7 +138,7 @@ def test_learning_rates_go_on_are_constant_or_begin_again(command, days):
     with pytest.raises(ValueError, match="--continue_lr schedule: its rate is 0 after step 11"):
         command(*last, "--continue_lr=schedule", data=days[0], training=[])
     command(*last, data=days[0], training=[])
-    assert read_config(last_checkpoint("run3"))["flags"]["continue_lr"] == "rewarm"
+    assert Checkpoint(last_checkpoint("run3")).config["flags"]["continue_lr"] == "rewarm"
 
 
 def test_a_recalibration_is_carried_over(command, days, capsys):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from small_dataset import MODEL, RUN, write_dataset
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.long
 SECONDS = 180  # limit of a test
@@ -322,7 +322,7 @@ def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path,
     last = start("--epochs=3", *arguments, size=3)
     assert last.wait() == 0, last.output()
     assert last_metrics(last.output())["test_auc"] == pytest.approx(whole["test_auc"], rel=1e-4)
-    assert find_checkpoint(tmp_path / "run").exists()
+    assert Checkpoint.open(tmp_path / "run").path.exists()
 
 
 @pytest.mark.slow

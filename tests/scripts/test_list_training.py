@@ -10,8 +10,7 @@ import torch
 from forked import run as run_command
 
 from dlrm.serving.loading import load_model, model_config
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
 RUN = ["--batch_size=32", "--test_batch_size=64", "--epochs=3", "--print_freq=1", "--lr=1"]
@@ -38,7 +37,7 @@ def train(command, lists):
 
 
 def same_weights(one, other):
-    a, b = (load_model(find_checkpoint(path)).state_dict() for path in (one, other))
+    a, b = (load_model(Checkpoint.open(path).path).state_dict() for path in (one, other))
     assert a.keys() == b.keys()
     return all(torch.equal(a[name], b[name]) for name in a)
 
@@ -58,13 +57,13 @@ def test_a_checkpoint_knows_how_its_tables_are_pooled(train, rows, tmp_path):
     data = tmp_path / "data"
     list_testing.write(data, rows, poolings={"history": "mean"})
     trained = train("--save_checkpoint_path=run", "--pooling=mean", data=data)
-    saved = find_checkpoint("run")
-    assert read_config(saved)["dataset"]["poolings"] == [None, None, "mean"]
+    saved = Checkpoint.open("run").path
+    assert Checkpoint(saved).config["dataset"]["poolings"] == [None, None, "mean"]
     assert model_config(saved).poolings == ("mean",) * 3
     tested = train("--mode=test", "--load_checkpoint_path=run", data=data)
     assert tested["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-6)
     summed = train("--save_checkpoint_path=summed", data=data)
-    assert model_config(find_checkpoint("summed")).poolings == ("sum", "sum", "mean")
+    assert model_config(Checkpoint.open("summed").path).poolings == ("sum", "sum", "mean")
     assert summed["test_log_loss"] != pytest.approx(trained["test_log_loss"], rel=1e-6)
     shown = run_command("dlrm.scripts.checkpoint", "inspect", str(saved))
     assert re.search("dataset: .*poolings .*mean", shown.stdout), shown.stdout

@@ -14,8 +14,8 @@ from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.tasks import assembly, memory
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory
 
 pytestmark = pytest.mark.long
 
@@ -488,9 +488,9 @@ def test_a_flipped_bit_is_named_by_training_tests_and_resuming(command, tmp_path
     for file, words in (
         (spec.file("train", "cat_1.bin"), ["--max_steps=2"]),
         (spec.file("test", "label"), tested),
-        (find_checkpoint("run") / "tables/1.bin", tested),
+        (Checkpoint.open("run").path / "tables/1.bin", tested),
         (
-            find_checkpoint("run") / "optimizer.safetensors",
+            Checkpoint.open("run").path / "optimizer.safetensors",
             ["--save_checkpoint_path=run", "--resume"],
         ),
     ):
@@ -596,7 +596,7 @@ def test_an_empty_checkpoint_path_saves_nothing(command, tmp_path):
 
 def test_a_resumed_run_keeps_the_matrix_products_it_was_started_with(command):
     def recorded():
-        return read_config(find_checkpoint("run"))["flags"]["mlp_products"]
+        return Checkpoint.open("run").config["flags"]["mlp_products"]
 
     saving = ("--save_checkpoint_path=run", "--base_device=cpu")
     command("--max_steps=2", "--mlp_products=torch", *saving)

@@ -13,8 +13,7 @@ import dlrm
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.common import click_command, dlrm_flags
 from dlrm.tasks.recipe import DatasetFacts, auto
-from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.optim.config import OptimizerConfig
 
 ROWS = {"train": 2000, "test": 300}
@@ -38,7 +37,7 @@ def train(dataset, tmp_path, monkeypatch):
         flags = dlrm_flags.make_flags(defaults)
         values = dlrm_flags.parse(words, flags)
         click_command.run(values)
-        return find_checkpoint(tmp_path / name)
+        return Checkpoint.open(tmp_path / name).path
 
     return run
 
@@ -65,7 +64,7 @@ def test_printed_flags_and_the_python_api_train_the_same_model(train, dataset, t
     short = {"base_device": "cpu", "max_steps": 5}
     fitted = dlrm.fit(dataset, recipe="auto", lr=0.004, **short)
     assert weights(auto_ran) == weights(copied) == weights(fitted.path)
-    saved, theirs = (read_config(folder)["flags"] for folder in (auto_ran, copied))
+    saved, theirs = (Checkpoint(folder).config["flags"] for folder in (auto_ran, copied))
     different = {name for name in saved if saved[name] != theirs[name]}
     assert different == {"recipe", "save_checkpoint_path"}
     from_dist_main = train("dist", "--recipe=auto", "--lr=0.004", defaults=dlrm_flags.DIST_MAIN)
@@ -81,7 +80,7 @@ def test_a_run_by_a_recipe_is_resumed_and_its_weights_are_trained_on(train, caps
     assert "resumed from" in capsys.readouterr().out
     train("small", "--recipe=auto", "--embedding_dim=4", "--top_mlp_sizes=8,1")
     further = train("further", "--recipe=auto", "--load_checkpoint_path=small")
-    flags = read_config(further)["flags"]
+    flags = Checkpoint(further).config["flags"]
     assert (flags["embedding_dim"], flags["top_mlp_sizes"]) == (4, [8, 1])
 
 

@@ -15,7 +15,7 @@ import dlrm
 from dlrm.data import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts.common import click_command, dlrm_flags
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path,
         assert re.search(
             rf"^Final weights \(best, .*\)\. {name}, {role}: auc {auc:.6f}", shown, re.M
         )
-    best = find_checkpoint(tmp_path / "run")
+    best = Checkpoint.open(tmp_path / "run").path
     card = (best / "MODEL.md").read_text()
     assert "* rows: train 3,600, test 1,500, set_aside 400\n" in card
     assert "Best set_aside, chosen on, after step" in card
@@ -148,7 +148,7 @@ def test_each_seed_has_the_best_metrics_of_the_rows_that_chose(two_splits, monke
     found = train(two_splits, "--seeds=1,2", "--set_aside=0.1")
     chose = []
     for seed in (1, 2):
-        best = find_checkpoint(tmp_path / f"run/seed-{seed}")
+        best = Checkpoint.open(tmp_path / f"run/seed-{seed}").path
         (auc,) = re.findall(r"^\| auc \| (\S+) \|$", (best / "MODEL.md").read_text(), re.M)
         summary = (best.parent / "log.json").read_text().splitlines()[-1]
         metrics = json.loads(summary.removeprefix("DLLL "))["data"]

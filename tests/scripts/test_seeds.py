@@ -4,8 +4,7 @@ import statistics
 
 import pytest
 
-from dlrm.train.checkpoints.checkpoint import read_progress
-from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 
 SHORT = ("--max_steps=8", "--test_freq=4")
 
@@ -15,9 +14,9 @@ def test_the_mean_and_the_spread_are_those_of_runs_of_their_own(command, tmp_pat
     out = capsys.readouterr().out
     alone = command("--seed=2", "--save_checkpoint_path=alone", *SHORT)
     for name in ("dense.safetensors", "tables/0.bin", "tables/3.bin"):
-        paths = (find_checkpoint(tmp_path / run) / name for run in ("run/seed-2", "alone"))
+        paths = (Checkpoint.open(tmp_path / run).path / name for run in ("run/seed-2", "alone"))
         assert len({path.read_bytes() for path in paths}) == 1
-    best = [read_progress(find_checkpoint(tmp_path / f"run/seed-{s}"))["best"] for s in (1, 2, 5)]
+    best = [Checkpoint.open(tmp_path / f"run/seed-{s}").progress["best"] for s in (1, 2, 5)]
     aucs = [one["auc"] for one in best]
     assert aucs[1] == alone["test_auc"]
     assert found["test_auc"] == pytest.approx(statistics.mean(aucs))

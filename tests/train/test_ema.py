@@ -7,7 +7,7 @@ from toy import Line, Points, trainer
 
 from dlrm.distributed import World
 from dlrm.tasks.networks.flags import NetworkRunConfig
-from dlrm.train.checkpoints.checkpoint import load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA, average_in_order
@@ -92,5 +92,5 @@ def test_a_new_average_begins_at_the_weights_that_are_loaded(tmp_path):
     checkpoints = CheckpointDirectory(tmp_path / "run")
     trainer(checkpoints=checkpoints).fit(Points(), Points(2))
     run = averaged()
-    load_checkpoint(checkpoints.last(), run.parameters)
+    Checkpoint(checkpoints.last()).load(run.parameters)
     torch.testing.assert_close(run.ema.state, dict(run.task.model.state_dict()))

@@ -20,8 +20,8 @@ from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
 from dlrm.files import check_outside
 from dlrm.manifest import check_listed
-from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.remote.uri import origin
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
