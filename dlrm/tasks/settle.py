@@ -24,7 +24,6 @@ from dlrm.tasks.config import (
     SCHEDULE,
     USER_ERRORS,
     StepConfig,
-    check_continued,
     check_distilled,
 )
 from dlrm.tasks.recipe import (
@@ -138,7 +137,6 @@ def settle(
     mode, source, notes = values.get("mode", "train"), None, list[Line]()
     trains = mode == "train"
     with agreed(world, *USER_ERRORS):
-        check_continued(values)
         _check_recipe(values)
         resumed = resumed_checkpoint(values) if trains else None
     if values.get("recipe") is not None:
