@@ -32,7 +32,6 @@ from dlrm.language.data.pairs import SentencePairs
 from dlrm.language.data.wordpiece import load_tokenizer
 from dlrm.language.task import SequenceClassification
 from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.log import RunLog
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import Trainer
@@ -61,7 +60,7 @@ def ours(dtype: str, source: TextSource, batch_size: int) -> Callable[[int, bool
             optimizers=optimizers,
             schedule=lambda step: LR,
             config=config,
-            log=RunLog(console=StepLog()),
+            log=StepLog(),
             scaler=scaler,
         )
         began = time.perf_counter()

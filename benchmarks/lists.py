@@ -41,7 +41,6 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
-from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -146,7 +145,7 @@ def ours(config: DLRMConfig, datasets: Datasets, optimizer: str, dtype) -> Calla
     task = Recommendation(config, dtype=dtype)
     dense = optimizer.removeprefix("row_wise_")
     optimizers = task.optimizers(OptimizerConfig(optimizer, dense))
-    log = RunLog(console=StepLog())
+    log = StepLog()
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9, epochs=steps, test_after=steps)

@@ -37,7 +37,6 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.config import TrainConfig
-from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.precision import LossScaler
@@ -91,7 +90,7 @@ def trained(task: Null, steps: int) -> float:
         optimizers=[optimizer],
         schedule=lambda step: 1e-3,
         config=TrainConfig(print_freq=10**9),
-        log=RunLog(console=StepLog()),
+        log=StepLog(),
     )
     began = time.process_time()
     trainer.fit(Same(steps), Same(1, num_samples=0))
@@ -141,7 +140,7 @@ def dlrm(half: bool, recorder: Nothing | None = None) -> Callable[[int], float]:
         scaler=LossScaler(torch.tensor(128.0) if half else None),
         recorder=recorder,
         accumulate=task.accumulate,
-        log=RunLog(console=StepLog()),
+        log=StepLog(),
     )
     batch = Batch(torch.rand(4, 13), torch.zeros(4, 26, dtype=torch.int32), torch.zeros(4))
 

@@ -41,7 +41,6 @@ from dlrm.pages.pictures import write_picture
 from dlrm.step_clock import EXCHANGE
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
-from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -70,7 +69,7 @@ class Training:
             schedule=lambda step: 0.01,
             config=settings,
             world=world,
-            log=RunLog(console=StepLog()),
+            log=StepLog(),
             accumulate=task.accumulate,
         )
 

@@ -55,7 +55,6 @@ from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.reports.console import NvidiaConsole
 from dlrm.train.trainer import Trainer
 from dlrm.variables import DEFAULTS as VARIABLES
 
@@ -221,15 +220,13 @@ def synthetic(config: DLRMConfig, batch_size: int, steps: int, device: str = "cp
     )
 
 
-class StepLog(NvidiaConsole):
+class StepLog(RunLog):
     """Prints nothing, and notes the time and the page faults of the process after every step."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
+        self.console.advance = self.advance
         self.steps: list[tuple[float, int]] = []
-
-    def line(self, text: str, short: str | None = None) -> None:
-        pass
 
     def advance(self) -> None:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -276,7 +273,7 @@ def ours(
             schedule=lambda step: LR,
             config=training,
             world=world,
-            log=RunLog(console=log),
+            log=log,
             accumulate=task.accumulate,
         )
         trainer.fit(batches(datasets.train, data.device), ClickLoader(datasets.test, data.device))

@@ -25,7 +25,6 @@ from torch import nn
 from train import StepLog
 
 from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.log import RunLog
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 from dlrm.vision.augmentation import Augmentation
@@ -51,7 +50,7 @@ def ours(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], fl
             optimizers=optimizers,
             schedule=lambda step: LR,
             config=TrainConfig(print_freq=10**6, max_steps=steps),
-            log=RunLog(console=StepLog()),
+            log=StepLog(),
         )
         data = SyntheticImages(steps * batch_size, batch_size, size=SIZE)
         none = SyntheticImages(batch_size, batch_size, size=1)
