@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
-from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.tables import ColumnRoles, opened
 from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks.batch import ClickDataset
@@ -45,6 +44,7 @@ from dlrm.train.checkpoints.runs import write_results
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
+from dlrm.train.reports.console import is_watched
 from dlrm.train.schedule import check_schedule, idle_steps_note
 
 _OF_THE_COMMAND = {
@@ -135,7 +135,7 @@ def fit(
     Returns:
         A model with `predict`, `evaluate`, `save`, the run's summary in `results`, and the `draft`
         of the schema if none was given. In the summary
-        `chosen_on` and `never_chosen_on` are the names of the rows in these roles: "set_aside",
+        `selection_split` and `holdout_split` are the names of the rows in these roles: "set_aside",
         "test" or "validation". The names of their metrics begin with them, as in `test_auc`.
 
     Raises:
@@ -170,7 +170,7 @@ def fit(
 
 def warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
     """Warns if the model predicts the rows that report no better than one number would."""
-    name = results.get("never_chosen_on")
+    name = results.get("holdout_split")
     entropy = results.get(f"{name}_normalized_entropy", 0.0)
     if entropy > 1:
         recipe_too = "" if recipe else 'recipe="auto", '
@@ -271,16 +271,11 @@ def judge_settings(
 
 @dataclass(frozen=True)
 class Watch:
-    """Functions, metrics and the progress bar that the caller watches a training by."""
+    """Functions, metrics and whether a progress bar is shown, by which the caller watches."""
 
     callbacks: Callbacks = Callbacks()
     metrics: LabelsAndScores = field(default_factory=LabelsAndScores)
     progress: bool | None = False
-
-    def bar(self, steps: int, log: RunLog) -> ProgressBar:
-        """Returns a progress bar, which is not shown where lines are printed."""
-        shown = is_watched() if self.progress is None else self.progress
-        return ProgressBar(steps, shown and log.quiet)
 
 
 @dataclass(frozen=True)
@@ -325,7 +320,9 @@ def train_and_load(
     is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
     temporary = None if is_local else temporary_directory()
     path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
-    lines, world = RunLog(quiet=not verbose, log_format="short"), World(device=training.device)
+    progress = is_watched() if training.watch.progress is None else training.watch.progress
+    lines = RunLog(quiet=not verbose, log_format="short", progress=progress and not verbose)
+    world = World(device=training.device)
     with ExitStack() as stack:
         if temporary and save_checkpoint_path is not None:
             mirror = stack.enter_context(_mirror(Uri.parse(save_checkpoint_path)))
@@ -364,8 +361,7 @@ def _train(
         if training.continued is None and (idle := idle_steps_note(config.schedule, steps)):
             warn(idle)
         work.values, work.task.own_metrics = _recorded(work, training), watch.metrics
-        with watch.bar(steps, log) as bar:
-            results = run.train(bar.watching(watch.callbacks), bar.move_to)
+        results = run.train(watch.callbacks)
     return results, roles_of(work.whole).facts()
 
 

@@ -130,8 +130,8 @@ def _summarize(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
         ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
         (
             "ROC AUC",
-            f"test {_auc(tested['auc'])} (chosen on)  "
-            f"validation {_auc(trained['validation_auc'])} (never chosen on)",
+            f"test {_auc(tested['auc'])} (selection)  "
+            f"validation {_auc(trained['validation_auc'])} (hold-out)",
         ),
     ]
     if (raw / "planted.json").is_file():

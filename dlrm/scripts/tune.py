@@ -54,7 +54,6 @@ from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.metrics.table import HIGHER, METRICS, SHOWN, cost
 from dlrm.scripts.common.table_flags import say_progress
 from dlrm.settings import REQUIRED, check_settings, setting
-from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 if TYPE_CHECKING:
     import optuna
@@ -393,8 +392,8 @@ def _write_results(options: TuneConfig, study: "optuna.Study") -> list[str]:
 
     done = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
     trials = sorted(done, key=rank)
-    roles = f"held-out training rows, {CHOSEN}; test and validation rows: {NEVER_CHOSEN}"
-    lines = [*_table(trials, options), f"metrics are of {roles}"]
+    roles = "metrics are of held-out training rows; test and validation rows were not opened"
+    lines = [*_table(trials, options), roles]
     flags = flags_of({"recipe": "auto", **trials[0].user_attrs["settings"]})
     write_atomically(options.output / _TABLE, "\n".join(lines) + "\n")
     write_atomically(options.output / _FLAGS, "\n".join(flags) + "\n")

@@ -14,12 +14,12 @@ from dlrm.distributed.placement import Piece
 from dlrm.metrics.clicks import click_metrics, fraction_metrics
 from dlrm.model.layers.packed import mean_of_members
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.train.agreement import raise_device_errors
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import table_optimizer
+from dlrm.train.progress import raise_device_errors
 from dlrm.train.reports.callbacks import LabelsAndScores
 
 

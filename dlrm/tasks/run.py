@@ -6,7 +6,7 @@ place for click-through models, image networks and BERT, and `Run.train` trains.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -257,16 +257,11 @@ class Run:
         )
         self._stack.callback(self._profiler.close)
 
-    def train(
-        self,
-        callbacks: Callbacks = Callbacks(),
-        after_step: Callable[[int], object] = lambda step: None,
-    ) -> dict[str, Any]:
+    def train(self, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
         """Trains until the end or until SIGTERM, and returns the summary.
 
         Args:
             callbacks: functions that watch the training and may end it.
-            after_step: called after each step, with its number.
         """
         with self.work.rows_named():
             loaders = self.work.loaders()
@@ -276,7 +271,7 @@ class Run:
                 log=self.log,
                 checkpoints=self.checkpoints,
                 run=self.work.recorded(),
-                after_step=self._profiler.after_step if self._profiler else after_step,
+                after_step=self._profiler.after_step if self._profiler else lambda step: None,
                 callbacks=callbacks,
                 **self.work.trainer_arguments(loaders[0]),
             )

@@ -56,7 +56,7 @@ def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
     if datasets.set_aside is None:
         return None
     aside, reports = datasets.set_aside.num_samples, roles_of(datasets).reports
-    report = f"{reports} rows report and are never chosen on" if reports else "no rows report"
+    report = f"{reports} rows are hold-out rows" if reports else "no rows report"
     use = (
         "choose the best weights and do not train"
         if keeps_best

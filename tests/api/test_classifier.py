@@ -159,7 +159,7 @@ def test_an_evaluation_set_chooses_the_weights_and_can_stop_early():
     made = clone(made).set_params(on_test=lambda step, _: tests.append(step))
     made.fit(frame, y, sample_weight=np.ones(2000), eval_set=[(eval_frame, eval_y)])
     results = made.model_.results
-    assert results["chosen_on"] == "test"
+    assert results["selection_split"] == "test"
     assert tests[:2] == [5, 10]
     assert results["best_epoch"] < 19
     found = roc_auc_score(eval_y == "yes", made.predict_proba(eval_frame)[:, 1])

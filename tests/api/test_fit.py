@@ -123,7 +123,7 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
     assert logged["test_auc"] == model.results["test_auc"] > 0.7
     found = dlrm.load(theirs).results  # which has no summary of its own
     assert found["set_aside_auc"] == model.results["set_aside_auc"]
-    assert (found["never_chosen_on"], "test_auc" in found) == ("test", False)
+    assert (found["holdout_split"], "test_auc" in found) == ("test", False)
     shutil.copy(tmp_path / "log.json", tmp_path / "run")
     assert dlrm.load(theirs).results["test_auc"] == model.results["test_auc"]
 
@@ -222,7 +222,7 @@ def test_a_model_says_what_it_is(model, tmp_path):
     assert shown.startswith(f"Predictor({str(model.path)!r}: 1 numerical and 2 categorical fields")
     auc, loss = model.results["test_auc"], model.results["test_log_loss"]
     rows = round(ROWS * 0.8 * 0.9)
-    tested = f"; test auc {auc:.4f}, log loss {loss:.4f} (never chosen on))"
+    tested = f"; test auc {auc:.4f}, log loss {loss:.4f} (hold-out))"
     assert shown.endswith(f", trained on {rows:,} rows{tested}")
     model.save(tmp_path / "saved")
     loaded = dlrm.load(tmp_path / "saved")
@@ -233,9 +233,9 @@ def test_a_model_says_what_it_is(model, tmp_path):
     assert columns == ["label: bought (yes is 1)", "numerical: price", "categorical: shop, user"]
     calibration = model.results["test_calibration"]
     assert tested == (
-        f"test (never chosen on): AUC {auc:.4f}, log loss {loss:.4f}, calibration {calibration:.4f}"
+        f"test (hold-out): AUC {auc:.4f}, log loss {loss:.4f}, calibration {calibration:.4f}"
     )
-    assert chosen.startswith("set_aside (chosen on): AUC 0.")
+    assert chosen.startswith("set_aside (selection): AUC 0.")
     page = loaded._repr_html_()
     assert page.count("<table") == 2
     assert f"{auc:.4f}" in page
@@ -256,7 +256,7 @@ def test_nothing_is_printed_unless_asked(capfd):
     dlrm.fit(table(), SCHEMA, verbose=True, base_device="cpu", **quick)
     shown = capfd.readouterr().out
     assert "DLL" not in shown
-    assert re.search(r"^test +AUC 0\.\d+ .* never chosen on$", shown, re.MULTILINE)
+    assert re.search(r"^test +AUC 0\.\d+ .* hold-out$", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_updates_one_after_another_are_one_long_training(model, frames):
 def test_an_update_chooses_and_reports_like_a_fit_and_keeps_what_the_model_has(model, frames):
     recalibrated = model._with_recalibration(of_sampling_rate(0.5))
     made = dlrm.update(recalibrated, frames[1], test=frames[2], base_device="cpu")
-    assert made.results["chosen_on"] == "set_aside"
-    assert made.results["never_chosen_on"] == "test"
+    assert made.results["selection_split"] == "set_aside"
+    assert made.results["holdout_split"] == "test"
     assert made.recalibration is recalibrated.recalibration
     flags = Checkpoint(made.path).config["flags"]
     assert (flags["continue_lr"], flags["dropout"], flags["batch_size"]) == ("rewarm", 0.2, BATCH)

@@ -175,7 +175,7 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     done = evaluate(trained, data, *words)
     assert all(line.isprintable() for line in done.stdout.split("\n"))
     assert f"page: {tmp_path}/page\\x1b[31m\\nerror: /evaluation.html\n" in done.stdout
-    where = f"{trained.dataset} (test, chosen on, recalibrated on)"
+    where = f"{trained.dataset} (test, selection, recalibrated on)"
     assert f"{recalibrated} on {where}: 1,000 rows" in done.stdout
     assert f"Rows: {where}" in (folder / "evaluation.html").read_text()
     assert f"fitted to {trained.dataset} (test), so" in (recalibrated / "MODEL.md").read_text()

@@ -66,9 +66,9 @@ def test_the_short_form_says_what_runs_and_what_can_follow(command, capsys, data
     auc = f"AUC {trained['test_auc']:.4f}  log loss {trained['test_log_loss']:.4f}"
     assert sum(auc in line for line in tests) == 1
     assert closing[0].startswith(f"test        {auc}  calibration ")
-    assert closing[0].endswith("  chosen on")
+    assert closing[0].endswith("  selection")
     assert closing[1].startswith(f"validation  AUC {trained['validation_auc']:.4f}  ")
-    assert closing[1].endswith("  never chosen on")
+    assert closing[1].endswith("  hold-out")
     assert [line.split()[0] for line in closing[2:6]] == ["speed", "time", "saved", "curves"]
     assert closing[4].startswith("saved       run/step-0000000")
     assert closing[6] == f"next        dlrm evaluate --checkpoint run --dataset {dataset}"

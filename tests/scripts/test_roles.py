@@ -64,7 +64,7 @@ def test_test_rows_that_report_choose_nothing(two_splits, tmp_path):
     for name, weight in model.model.state_dict().items():
         assert weight.equal(other.model.state_dict()[name])
     results, others = model.results, other.results
-    assert (results["chosen_on"], results["never_chosen_on"]) == ("set_aside", "test")
+    assert (results["selection_split"], results["holdout_split"]) == ("set_aside", "test")
     assert results["test_auc"] == pytest.approx(1 - others["test_auc"], abs=1e-9)
     assert results["best_auc"] == results["set_aside_auc"] == others["set_aside_auc"]
     assert results["best_validation_loss"] == results["set_aside_log_loss"]
@@ -86,7 +86,7 @@ def judged(model, data, rows, split):
 
 def test_of_three_splits_test_chooses_and_validation_reports(dataset):
     results = dlrm.fit(dataset, epochs=1, embedding_dim=4, base_device="cpu").results
-    assert (results["chosen_on"], results["never_chosen_on"]) == ("test", "validation")
+    assert (results["selection_split"], results["holdout_split"]) == ("test", "validation")
     assert results["best_auc"] == results["test_auc"]
     assert {"validation_auc", "validation_log_loss"} <= results.keys()
     assert not any(name.startswith("set_aside") for name in results)
@@ -95,15 +95,15 @@ def test_of_three_splits_test_chooses_and_validation_reports(dataset):
 def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     summary = train(two_splits, "--recipe=auto")
-    assert (summary["chosen_on"], summary["never_chosen_on"]) == ("set_aside", "test")
+    assert (summary["selection_split"], summary["holdout_split"]) == ("set_aside", "test")
     shown = capsys.readouterr().out
     assert re.search(r"^--recipe auto, of 3,600 .* fields:\n  --set_aside=0.1 ", shown, re.M)
     assert (
         "set aside: the last 400 of 4,000 training rows choose the best weights and do not train; "
-        "test rows report and are never chosen on\n" in shown
+        "test rows are hold-out rows\n" in shown
     )
     assert "rows: train 3,600, test 1,500, validation 0, set_aside 400\n" in shown
-    for name, role in (("set_aside", "chosen on"), ("test", "never chosen on")):
+    for name, role in (("set_aside", "selection"), ("test", "hold-out")):
         auc = summary[f"{name}_auc"]
         assert re.search(
             rf"^Final weights \(best, .*\)\. {name}, {role}: auc {auc:.6f}", shown, re.M
@@ -111,10 +111,9 @@ def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path,
     best = Checkpoint.open(tmp_path / "run").path
     card = (best / "MODEL.md").read_text()
     assert "* rows: train 3,600, test 1,500, set_aside 400\n" in card
-    assert "Best set_aside, chosen on, after step" in card
-    assert (
-        "The set_aside rows chose the best weights. The test rows were never chosen on.\n" in card
-    )
+    assert "Best set_aside, selection, after step" in card
+    assert "Selection rows, which chose the best weights: set_aside.\n" in card
+    assert "Hold-out rows, which judge them: test.\n" in card
     resumed = train(two_splits, "--recipe=auto", "--resume")
     assert resumed["test_auc"] == summary["test_auc"]
 
@@ -128,7 +127,7 @@ def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_spli
         dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
 
 
-@pytest.mark.parametrize(("recipe", "role"), [([], "chosen on, "), (["--recipe=auto"], "")])
+@pytest.mark.parametrize(("recipe", "role"), [([], "selection, "), (["--recipe=auto"], "")])
 def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     train(two_splits, "--max_steps=20", *recipe, "--set_aside=0.1" if recipe else "--set_aside=0")

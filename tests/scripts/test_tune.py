@@ -70,12 +70,12 @@ def test_the_best_settings_train_by_the_command(searched, dataset, tmp_path):
     assert best.split()[1] == second.split()[1] == "100%"
     assert float(best.split()[2]) >= float(second.split()[2])
     assert float(best.split()[2]) > 0.65
-    assert roles.startswith("metrics are of held-out training rows, chosen on; test and ")
+    assert roles.startswith("metrics are of held-out training rows; test and ")
     shown = {path.name for path in searched.iterdir() if path.name != ".lock"}
     assert shown == {"study.journal", "tuning.txt", "best.flags"}
     where = [f"--dataset={dataset}", f"--flagfile={searched / 'best.flags'}"]
     done = forked.succeed("dlrm.scripts.main", *where, "--base_device=cpu", cwd=tmp_path)
-    assert "chosen_on : set_aside\n" in done.stdout  # the dataset has no validation rows
+    assert "selection_split : set_aside\n" in done.stdout  # the dataset has no validation rows
 
 
 def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):

@@ -1,10 +1,13 @@
 """Times a DLRM's inference: every runtime, and every batch size."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
+
+import torch
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.metrics.latency import Latency
@@ -12,7 +15,6 @@ from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.serving.network.runtimes import open_runtimes
 from dlrm.tasks.click import ClickWork
 from dlrm.tasks.recommendation import ClickLoader
-from dlrm.train.benchmark import measure_inference
 from dlrm.train.cuda_graph import CALLS_BEFORE
 from dlrm.train.log import RunLog
 
@@ -81,3 +83,32 @@ def _latency(predict: Callable[[Batch], Any], size: int, work: ClickWork) -> Lat
     with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
         held = list(repeated)
     return measure_inference(predict, islice(cycle(held), steps), warmup, device)
+
+
+@torch.inference_mode()
+def measure_inference(
+    predict: Callable[[Any], Any],
+    batches: Iterable[Any],
+    warmup: int = 10,
+    device: str = "cpu",
+) -> Latency:
+    """Times each call of `predict` until the device has finished.
+
+    Args:
+        batches: the batches; the first `warmup` of them are not counted.
+        warmup: number of calls to discard.
+        device: device to wait for after every call.
+
+    Raises:
+        ValueError: there are no batches after the warm-up.
+    """
+    seconds = []
+    for batch in batches:
+        began = time.perf_counter()
+        predict(batch)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    if len(seconds) <= warmup:
+        raise ValueError(f"expected more than {warmup} batches to measure, got {len(seconds)}")
+    return Latency.of(seconds[warmup:])

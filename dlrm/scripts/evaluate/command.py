@@ -37,7 +37,7 @@ from dlrm.serving.predictor import Predictor
 from dlrm.serving.sources import check_source, reads_dataset
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.runs import different_flags, read_run
-from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
+from dlrm.train.reports.roles import RECALIBRATED, SELECTION, Roles
 from dlrm.version import __version__
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | 
     fitted_to = model.recalibration.fitted_to if model.recalibration else None
     if fitted_to is None or not fitted_to.overlap(FittedRows.from_sources(sources, split)):
         return role
-    return f"{CHOSEN}, {RECALIBRATED}" if role == CHOSEN else RECALIBRATED
+    return f"{SELECTION}, {RECALIBRATED}" if role == SELECTION else RECALIBRATED
 
 
 def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:

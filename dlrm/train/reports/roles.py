@@ -34,4 +34,3 @@ class Roles(NamedTuple):
 
 
 OF_NVIDIA = Roles()
-CHOSEN, NEVER_CHOSEN = SELECTION, HOLDOUT
