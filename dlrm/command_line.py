@@ -27,7 +27,6 @@ _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal 
 _COLUMNS = 100  # of lines that are shortened, where there is no terminal
 _STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 _COLORS = {"note": "yellow", "warning": "yellow", "error": "red"}
-_WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
@@ -61,8 +60,9 @@ def exit_code_of(
         except errors as error:
             return say_error(error, code)
         except (KeyboardInterrupt, Terminated) as stop:
-            number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-            return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
+            is_sigterm = isinstance(stop, Terminated)
+            word, number = ("terminated", 143) if is_sigterm else ("interrupted", 130)
+            return say_error(f"{word}; {hint}" if hint else word, number)
 
 
 class _StandardOutput(io.FileIO):
