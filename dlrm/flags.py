@@ -10,12 +10,19 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show
+from dlrm.command_line import (
+    exit_code_of,
+    fail,
+    raise_file_limit,
+    say_error,
+    show,
+    text_of,
+)
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
-from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, text_of, uris_of
+from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, uris_of
 from dlrm.version import version_line
 
 Config = TypeVar("Config")
