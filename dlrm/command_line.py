@@ -14,20 +14,18 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from typing import Any, NoReturn, TextIO
 
 from dlrm.documents import cell, one_line, printable
-from dlrm.settings import flags_of as flags_of, text_of as text_of
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
 _COLUMNS = 100  # of lines that are shortened, where there is no terminal
 _STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 _COLORS = {"note": "yellow", "warning": "yellow", "error": "red"}
-_WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
@@ -61,8 +59,9 @@ def exit_code_of(
         except errors as error:
             return say_error(error, code)
         except (KeyboardInterrupt, Terminated) as stop:
-            number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-            return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
+            is_sigterm = isinstance(stop, Terminated)
+            word, number = ("terminated", 143) if is_sigterm else ("interrupted", 130)
+            return say_error(f"{word}; {hint}" if hint else word, number)
 
 
 class _StandardOutput(io.FileIO):
@@ -297,6 +296,22 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         with suppress(ValueError, OSError):  # the kernel's own limit has become lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def text_of(value: Any) -> str:
+    """Returns a value in the form of a command line."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as flags, without those that are None."""
+    written = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            written.append(f"--{name}" if value else f"--no{name}")
+        elif value is not None:
+            written.append(f"--{name}={text_of(value)}")
+    return written
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,12 +10,19 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show
+from dlrm.command_line import (
+    exit_code_of,
+    fail,
+    raise_file_limit,
+    say_error,
+    show,
+    text_of,
+)
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
-from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, text_of
+from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, uris_of
 from dlrm.version import version_line
 
 Config = TypeVar("Config")
@@ -127,7 +134,10 @@ class ConfigFlags:
         for name in ("help", "h", "helpshort", "helpfull", "version"):
             flags.DEFINE_flag(_AskFlag(name), self._flags)
         flags.DEFINE_string("config", None, "YAML file of flags", self._flags)
-        for topic, config in _with_cache([*configs]):
+        configs = [*configs]
+        if uris_of(*(config for _, config in configs)):
+            configs.append(("URIs", CacheConfig))
+        for topic, config in configs:
             kinds, own_defaults = get_type_hints(config), defaults_of(config)
             for name, own in settings_of(config).items():
                 if name in without or name in self.settings:
@@ -277,7 +287,8 @@ class ConfigFlags:
                 if is_switch or isinstance(value, dict):
                     raise ValueError(f"--{key} {brief(value)}: expected a value; a text has quotes")
                 if key not in given and value is not None:
-                    self._flags[key].parse(_as_words(value))
+                    is_list = isinstance(value, list)
+                    self._flags[key].parse([*map(str, value)] if is_list else str(value))
                     self._typed(key, self._flags[key].value)
             except (flags.Error, ValueError) as error:
                 line = line_of_key(path, str(key))
@@ -395,16 +406,3 @@ def parsed_or_help(
 
 def _items(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
-
-
-def _as_words(value: Any) -> Any:
-    """Returns a value of a YAML file as absl parses it: texts, and switches."""
-    if isinstance(value, list):
-        return [str(item) for item in value]
-    return value if isinstance(value, bool) else str(value)
-
-
-def _with_cache(configs: list[tuple[str, type]]) -> list[tuple[str, type]]:
-    """Returns configurations with that of the cache, if a setting of theirs may be a URI."""
-    takes = any(own.uri for _, config in configs for own in settings_of(config).values())
-    return [*configs, ("URIs", CacheConfig)] if takes else configs

@@ -2,15 +2,16 @@
 
 A configuration is a frozen dataclass. A field made by `setting` has its meaning, the values that it
 takes and its role in checkpoints beside its default. Flags, help, checks, the part of a run that
-stays the same when it resumes, and the reference pages follow. Only the standard library is
-imported, so that help is quick.
+stays the same when it resumes, and the reference pages follow.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from dlrm.command_line import text_of
 
 REQUIRED: Any = MISSING  # default of a setting that the user has to give
 
@@ -131,19 +132,3 @@ def resumable_of(*configs: type) -> frozenset[str]:
 def uris_of(*configs: type) -> dict[str, str]:
     """Returns the settings that may be URIs, with their roles."""
     return {name: own.uri for name, own in settings_of(*configs).items() if own.uri}
-
-
-def text_of(value: Any) -> str:
-    """Returns a value in the form of a command line."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def flags_of(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as flags, without those that are None."""
-    written = []
-    for name, value in settings.items():
-        if isinstance(value, bool):
-            written.append(f"--{name}" if value else f"--no{name}")
-        elif value is not None:
-            written.append(f"--{name}={text_of(value)}")
-    return written

@@ -1,7 +1,7 @@
 """The version of this package, without importing the package's public names."""
 
-import platform
-from pathlib import Path
+import os
+import sys
 
 __version__ = "0.2.0"
 
@@ -13,15 +13,15 @@ def version_line() -> str:
     """
     from importlib import metadata, util  # which takes 30 ms
 
-    folder = Path(__file__).parent
+    folder = os.path.dirname(__file__)
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = "missing"
-    operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
+    operators = [name for name in ("cpu", "cuda") if os.path.isfile(f"{folder}/_ops_{name}.so")]
     parser = "yes" if util.find_spec("dlrm._host") else "no"
     return (
         f"dlrm {__version__} (torch {torch}; native operators: "
         f"{' and '.join(operators) or 'none'}; log parser: {parser}; "
-        f"Python {platform.python_version()})"
+        f"Python {sys.version.split()[0]})"
     )

@@ -84,12 +84,12 @@ def packages() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(name)
             fits = _numbers(least) <= _numbers(version) < _numbers(below)
-            problem = None if fits else f"{version} is installed"
+            problem = None if fits else f"{version} is installed: no {use}"
         except importlib.metadata.PackageNotFoundError:
-            version, problem = "", "not installed"
+            version, problem = "", f"not installed: no {use}"
         state = BROKEN if use == "training" else ABSENT
         fix = f"{quote(sys.executable)} -m pip install {quote(requirement)}"
-        yield _finding(name, version, problem and f"{problem}: no {use}", state, fix)
+        yield _finding(name, version, problem, state, fix)
     java, problem = java_version()
     fix = "sudo apt-get install -y openjdk-17-jre-headless, or ENGINE=local for raw logs"
     yield _finding("java", f"{java}, for Spark", problem, ABSENT, fix)

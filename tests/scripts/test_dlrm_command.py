@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
 
 from dlrm import __version__
@@ -92,12 +91,6 @@ def test_train_has_the_defaults_of_dist_main_in_a_process_of_a_launcher(monkeypa
     with pytest.raises(SystemExit):
         main(["train"])
     assert (asked["batch_size"], asked["embedding_type"]) == (65536, "joint_sparse")
-
-
-def test_an_error_has_the_exit_code_of_the_module():
-    done = forked.run("dlrm", "doctor", "--evn")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: Unknown command line flag 'evn'. Did you mean: env ?\n"
 
 
 def test_a_folder_of_the_name_is_no_obstacle(tmp_path):

@@ -321,7 +321,7 @@ def test_an_undefined_metric_is_null_in_files_and_resumed(tmp_path, capsys):
 
 def test_the_throughput_counts_all_steps_after_the_warmup(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("dlrm.train.benchmark.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dlrm.train.progress.time.perf_counter", lambda: now[0])
     task = Line()
     original, seconds = task.loss, iter([100.0, 100.0, 1.0, 2.0, 3.0, 4.0])
 

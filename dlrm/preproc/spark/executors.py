@@ -33,9 +33,10 @@ def sent(task: Callable, mask: int) -> Callable:
 
     def run(batches: Any) -> Any:
         try:
-            from dlrm.version import __version__ as own
+            import dlrm
 
-            problem = "" if own == __version__ else f"has dlrm {own}, and the driver {__version__}"
+            others = f"has dlrm {dlrm.__version__}, and the driver {__version__}"
+            problem = "" if dlrm.__version__ == __version__ else others
         except ModuleNotFoundError as error:
             problem = f"has no module {error.name!r}; {_SEND}"
         if problem:
