@@ -454,10 +454,8 @@ def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -
     if not values.is_floating_point() or values.sum().isfinite():
         return  # a sum is fast, and finite if all values are, except very large ones
     for place in (~values.isfinite()).nonzero().tolist():
-        shown, got = (
-            [*map(sum, zip_longest(place, first, fillvalue=0))],
-            values[tuple(place)].item(),
-        )
+        shown = [*map(sum, zip_longest(place, first, fillvalue=0))]
+        got = values[tuple(place)].item()
         raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
 
 

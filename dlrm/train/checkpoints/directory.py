@@ -259,7 +259,7 @@ def _pointer(path: Path) -> dict[str, float]:
     file = path / _BEST
     if not file.exists():
         return {}
-    record = with_nan(read_sealed(file))
+    record = with_nan(read_sealed(file, required=True))
     record.pop("own_crc32", None)
     return _checked_record(file, record)
 

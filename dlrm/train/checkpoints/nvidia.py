@@ -43,7 +43,7 @@ Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
 
 
 class NvidiaModel(NamedTuple):
-    """What NVIDIA's directory holds, by the names of a `Checkpoint`, in our order of features.
+    """The contents of NVIDIA's directory, by the names of a `Checkpoint`, in our order of features.
 
     Attributes:
         config: has under "nvidia" the order and its source, and all that is needed to write the

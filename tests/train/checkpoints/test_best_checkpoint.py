@@ -12,7 +12,7 @@ import torch
 from test_checkpoint import flip, parameters
 from toy import Line, Points, trainer
 
-from dlrm.manifest import write_manifest
+from dlrm.manifest import sealed_json, write_manifest
 from dlrm.scripts.checkpoint import describe_run
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import (
@@ -73,12 +73,6 @@ def test_any_flipped_bit_of_the_pointer_is_named(tmp_path):
             pointer.write_bytes(damaged)
             with pytest.raises(ValueError, match=r"best\.json"):
                 Checkpoint.open(tmp_path)
-
-
-def test_a_pointer_of_earlier_versions_is_read(tmp_path):
-    save(tmp_path, 2, 2)
-    (tmp_path / "best.json").write_text('{"auc": 0.7, "step": 2}\n')
-    assert best_record(tmp_path) == {"auc": 0.7, "step": 2}
 
 
 def test_a_copy_that_somebody_made_is_neither_read_nor_pruned(tmp_path):
@@ -227,10 +221,10 @@ def test_very_large_weights_are_numbers(tmp_path):
     Checkpoint(tmp_path / "c").load(parameters(trained=False))
 
 
-@pytest.mark.parametrize("step", ["1e999", "NaN", "-1", '"4"', "null"])
+@pytest.mark.parametrize("step", [-1, "4", None])
 def test_a_pointer_to_a_step_that_is_none_is_named(tmp_path, step):
     save(tmp_path, 4, 4)
-    (tmp_path / "best.json").write_text(f'{{"auc": 0.7, "step": {step}}}')
+    (tmp_path / "best.json").write_text(sealed_json({"auc": 0.7, "step": step}))
     with pytest.raises(ValueError, match=r"best\.json: expected the best step, got .*: damaged"):
         Checkpoint.open(tmp_path)
 
