@@ -22,6 +22,10 @@ class LossScaled:
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
+    def scaling(self) -> dict[str, Tensor | None]:
+        """Returns both as arguments of torch's fused kernels."""
+        return {"grad_scale": self.grad_scale, "found_inf": self.found_inf}
+
 
 def without_wrapper(step: Callable[[Any], None]) -> Any:
     """Returns an optimizer's `step` that skips torch's wrapper unless hooks or a profiler need it.
