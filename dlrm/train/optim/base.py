@@ -63,8 +63,8 @@ def with_gradients(
 def finish_updates(optimizers: Iterable[Optimizer]) -> None:
     """Brings all weights up to date, so that they can be evaluated and saved."""
     for optimizer in optimizers:
-        if hasattr(optimizer, "finish_updates"):
-            optimizer.finish_updates()
+        if hasattr(optimizer, "catch_up"):
+            optimizer.catch_up()
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:
