@@ -1,4 +1,4 @@
-"""What optimizers share: a learning rate and a loss scale that are scalars on the device."""
+"""Base of optimizers, whose learning rate and loss scale are scalars on the device."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
