@@ -22,7 +22,7 @@ class LossScaled:
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def scaling(self) -> dict[str, Tensor | None]:
+    def scaling(self) -> dict[str, Any]:
         """Returns both as arguments of torch's fused kernels."""
         return {"grad_scale": self.grad_scale, "found_inf": self.found_inf}
 
