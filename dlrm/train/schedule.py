@@ -86,11 +86,7 @@ class ScheduleConfig:
 
 
 def check_schedule(schedule: str, given: Collection[str]) -> None:
-    """Raises ValueError for flags that the schedule does not read.
-
-    Args:
-        given: flags that the user set.
-    """
+    """Raises ValueError for flags that the user has given and the schedule does not read."""
     if schedule != "nvidia" and (unread := [flag for flag in OF_NVIDIA if flag in given]):
         raise ValueError(
             f"--{unread[0]} contradicts --schedule {schedule}, which has --warmup, and whose decay "

@@ -24,28 +24,25 @@ def test_warmup_gives_the_published_rates(index, rate):
     assert round(learning_rate(ScheduleConfig(), index + 1), 4) == rate
 
 
-def test_plateau_decay_and_end_by_hand():
-    config = ScheduleConfig(
-        lr=8, warmup_steps=4, decay_start_step=6, decay_steps=4, decay_power=2, decay_end_lr=1
-    )
-    rates = [learning_rate(config, step) for step in range(1, 13)]
-    # 8 * (3/4)**2 = 4.5 and 8 * (2/4)**2 = 2; 8 * (1/4)**2 = 0.5 is below decay_end_lr
-    assert rates == [2, 4, 6, 8, 8, 8, 4.5, 2, 1, 1, 1, 1]
-
-
-def test_warmup_factor_sets_where_the_warmup_starts():
-    config = ScheduleConfig(lr=8, warmup_steps=4, warmup_factor=1, decay_steps=0)
-    assert [learning_rate(config, step) for step in (1, 4, 5)] == [5, 8, 8]
-
-
-def test_without_a_start_the_decay_follows_the_warmup():
-    config = ScheduleConfig(lr=8, warmup_steps=2, decay_start_step=None, decay_steps=2)
-    assert [learning_rate(config, step) for step in (1, 2, 3, 4)] == [4, 8, 2, 0]
-
-
-def test_without_decay_the_plateau_never_ends():
-    config = ScheduleConfig(lr=8, warmup_steps=0, decay_steps=0)
-    assert learning_rate(config, 10**9) == 8
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        # 8 * (3/4)**2 = 4.5 and 8 * (2/4)**2 = 2; 8 * (1/4)**2 = 0.5 is below decay_end_lr
+        (
+            {"warmup_steps": 4, "decay_start_step": 6, "decay_steps": 4, "decay_end_lr": 1},
+            [2, 4, 6, 8, 8, 8, 4.5, 2, 1, 1, 1, 1],
+        ),
+        ({"warmup_steps": 4, "warmup_factor": 1, "decay_steps": 0}, [5, 6, 7, 8, 8]),
+        (
+            {"warmup_steps": 2, "decay_start_step": None, "decay_steps": 2, "decay_power": 1},
+            [4, 8, 4, 0],
+        ),
+        ({"warmup_steps": 0, "decay_steps": 0}, [8] * 9),
+    ],
+)
+def test_rates_of_nvidias_schedule_by_hand(changes, rates):
+    config = ScheduleConfig(lr=8, **changes)
+    assert [learning_rate(config, step) for step in range(1, len(rates) + 1)] == rates
 
 
 def test_a_run_shorter_than_its_warmup_gets_flags_that_fit():
@@ -100,26 +97,6 @@ def test_flags_that_a_schedule_does_not_read_are_refused():
     check_schedule("linear", ["lr", "warmup"])
     with pytest.raises(ValueError, match="--decay_steps contradicts --schedule cosine"):
         check_schedule("cosine", ["decay_steps"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "fast"}, "--schedule fast"),
-        ({"schedule": "linear", "warmup": 1.0}, "--warmup 1.0: .*below 1"),
-        ({"schedule": "linear", "warmup_unit": "days"}, "--warmup_unit days"),
-        ({"warmup": 0.1}, "--warmup 0.1 needs --schedule constant, linear or cosine"),
-        ({"lr": 0}, "--lr 0"),
-        ({"lr": float("nan")}, "--lr nan"),
-        ({"warmup_steps": -1}, "--warmup_steps -1"),
-        ({"warmup_factor": -1}, "--warmup_factor -1"),
-        ({"decay_start_step": 10}, "--decay_start_step 10: .*--warmup_steps 6400"),
-        ({"decay_end_lr": 30}, "--decay_end_lr 30"),
-    ],
-)
-def test_impossible_schedules_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ScheduleConfig(**changes)
 
 
 def curve(num_steps=100, steps_per_epoch=10, **config):
@@ -200,23 +177,34 @@ def test_linear_keeps_a_rate_for_some_steps():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("config", "changes", "message"),
     [
-        ({"lr_schedule": "square"}, "--lr_schedule square"),
-        ({"lr": -1.0}, "--lr -1"),
-        ({"lr_warmup": -1}, "--lr_warmup -1"),
-        ({"lr_warmup_unit": "days"}, "--lr_warmup_unit days"),
-        ({"lr_drops": (0.6, 0.3)}, "--lr_drops .*ascending"),
-        ({"lr_drop_rate": 0}, "--lr_drop_rate 0"),
-        ({"lr_num_decays": -1}, "--lr_num_decays -1"),
-        ({"lr_power": 0}, "--lr_power 0"),
-        ({"lr_end": 0.2}, "--lr_end 0.2: expected 0 to --lr 0.1"),
-        ({"lr_update_every": 0}, "--lr_update_every 0"),
+        (ScheduleConfig, {"schedule": "fast"}, "--schedule fast"),
+        (ScheduleConfig, {"schedule": "linear", "warmup": 1.0}, "--warmup 1.0: .*below 1"),
+        (ScheduleConfig, {"schedule": "linear", "warmup": -0.1}, "--warmup -0.1"),
+        (ScheduleConfig, {"schedule": "linear", "warmup_unit": "days"}, "--warmup_unit days"),
+        (ScheduleConfig, {"warmup": 0.1}, "--warmup 0.1 needs --schedule constant, linear or"),
+        (ScheduleConfig, {"lr": 0}, "--lr 0"),
+        (ScheduleConfig, {"lr": float("nan")}, "--lr nan"),
+        (ScheduleConfig, {"warmup_steps": -1}, "--warmup_steps -1"),
+        (ScheduleConfig, {"warmup_factor": -1}, "--warmup_factor -1"),
+        (ScheduleConfig, {"decay_start_step": 10}, "--decay_start_step 10: .*--warmup_steps 6400"),
+        (ScheduleConfig, {"decay_end_lr": 30}, "--decay_end_lr 30"),
+        (CurveConfig, {"lr_schedule": "square"}, "--lr_schedule square"),
+        (CurveConfig, {"lr": -1.0}, "--lr -1"),
+        (CurveConfig, {"lr_warmup": -1}, "--lr_warmup -1"),
+        (CurveConfig, {"lr_warmup_unit": "days"}, "--lr_warmup_unit days"),
+        (CurveConfig, {"lr_drops": (0.6, 0.3)}, "--lr_drops .*ascending"),
+        (CurveConfig, {"lr_drop_rate": 0}, "--lr_drop_rate 0"),
+        (CurveConfig, {"lr_num_decays": -1}, "--lr_num_decays -1"),
+        (CurveConfig, {"lr_power": 0}, "--lr_power 0"),
+        (CurveConfig, {"lr_end": 0.2}, "--lr_end 0.2: expected 0 to --lr 0.1"),
+        (CurveConfig, {"lr_update_every": 0}, "--lr_update_every 0"),
     ],
 )
-def test_impossible_curves_are_refused(changes, message):
+def test_impossible_schedules_are_refused(config, changes, message):
     with pytest.raises(ValueError, match=message):
-        CurveConfig(**changes)
+        config(**changes)
 
 
 def test_a_run_that_trains_in_less_than_half_of_its_steps_says_so():

@@ -1,4 +1,4 @@
-"""What optimizers share: a learning rate and a loss scale that are scalars on the device."""
+"""Base of optimizers, whose learning rate and loss scale are scalars on the device."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,6 +21,10 @@ class LossScaled:
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    def scaling(self) -> dict[str, Any]:
+        """Returns both as arguments of torch's fused kernels."""
+        return {"grad_scale": self.grad_scale, "found_inf": self.found_inf}
 
 
 def without_wrapper(step: Callable[[Any], None]) -> Any:
@@ -59,8 +63,8 @@ def with_gradients(
 def finish_updates(optimizers: Iterable[Optimizer]) -> None:
     """Brings all weights up to date, so that they can be evaluated and saved."""
     for optimizer in optimizers:
-        if hasattr(optimizer, "finish_updates"):
-            optimizer.finish_updates()
+        if hasattr(optimizer, "catch_up"):
+            optimizer.catch_up()
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], value: float) -> None:

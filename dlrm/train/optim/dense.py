@@ -65,20 +65,9 @@ class SGD(LossScaled, torch.optim.SGD):
     @without_wrapper
     def step(self) -> None:
         for group, weights, grads in with_gradients(self):
-            torch._fused_sgd_(
-                weights,
-                grads,
-                [],
-                weight_decay=group["weight_decay"],
-                momentum=0.0,
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                grad_scale=self.grad_scale,
-                found_inf=self.found_inf,
-            )
+            names = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize")
+            options = {name: group[name] for name in names}
+            torch._fused_sgd_(weights, grads, [], **options, is_first_step=False, **self.scaling())
 
 
 class Adagrad(LossScaled, torch.optim.Adagrad):
@@ -92,19 +81,11 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
     def step(self) -> None:
         for group, weights, grads in with_gradients(self):
             steps = [self.state[weight]["step"] for weight in weights]
+            sums = [self.state[weight]["sum"] for weight in weights]
+            options = {name: group[name] for name in ("lr", "lr_decay", "weight_decay", "eps")}
             torch._foreach_add_(steps, 1)
             torch._fused_adagrad_(
-                weights,
-                grads,
-                [self.state[weight]["sum"] for weight in weights],
-                steps,
-                lr=group["lr"],
-                lr_decay=group["lr_decay"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-                grad_scale=self.grad_scale,
-                found_inf=self.found_inf,
+                weights, grads, sums, steps, **options, maximize=False, **self.scaling()
             )
             if self.found_inf is not None:
                 torch._foreach_sub_(steps, [self.found_inf] * len(steps))
@@ -120,19 +101,11 @@ class Adam(LossScaled, torch.optim.Adam):
     def step(self) -> None:
         for group, weights, grads in with_gradients(self):
             states = [self.state[weight] or self._initial_state(weight) for weight in weights]
-            ops.dense_adam_(
-                weights,
-                grads,
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [state["step"] for state in states],
-                group["lr"],
-                betas=group["betas"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                grad_scale=self.grad_scale,
-                found_inf=self.found_inf,
-            )
+            averages = [state["exp_avg"] for state in states]
+            squares = [state["exp_avg_sq"] for state in states]
+            steps = [state["step"] for state in states]
+            options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+            ops.dense_adam_(weights, grads, averages, squares, steps, **options, **self.scaling())
 
     def _initial_state(self, weight: Tensor) -> dict[str, Tensor]:
         state = self.state[weight]

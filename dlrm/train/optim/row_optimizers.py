@@ -45,11 +45,11 @@ class RowOptimizer(LossScaled, Optimizer):
         l2: adds l2 / 2 * (the sum of the squares of the weights) to the loss; 0 or more. Its
             gradient, l2 times the row, joins the gradient of the data within the optimizer, after
             clipping, as `weight_decay` does in torch's optimizers.
-        l2_mode: "all": all rows, at every step. After `before_look_up` and `finish_updates`, rows
-            have the values of torch's dense SGD, Adagrad or Adam. "looked_up": each row that a
-            batch looks up, once, so that frequent rows decay more often; "Mini-batch Aware
-            Regularization" of Zhou et al., "Deep Interest Network", 2018, section 5.1, without
-            the division by the id's number of occurrences.
+        l2_mode: "all": all rows, at every step; after `catch_up` they have the values of torch's
+            dense SGD, Adagrad or Adam. "looked_up": each row that a batch looks up, once, so that
+            frequent rows decay more often; "Mini-batch Aware Regularization" of Zhou et al., "Deep
+            Interest Network", 2018, section 5.1, without the division by the id's number of
+            occurrences.
     """
 
     rule: RowRule
@@ -102,26 +102,20 @@ class RowOptimizer(LossScaled, Optimizer):
 
     @property
     def defers(self) -> bool:
-        """Returns whether rows have to be brought up to date by `before_look_up`."""
+        """Returns whether rows have to `catch_up` before they are looked up."""
         return bool(self._missed)
 
-    def before_look_up(self, rows: Tensor) -> None:
+    @torch.no_grad()
+    def catch_up(self, rows: Tensor | None = None) -> None:
         """Applies to rows the updates of the steps that they have missed, if there are any.
 
         If a batch looks up at least as many rows as a weight has, repeats included, one pass over
         the weight replaces the search for late rows. The values are the same.
 
         Args:
-            rows: rows of each weight; all that the next `step` has gradients of, or more.
+            rows: rows of each weight, before they are looked up; all that the next `step` has
+                gradients of, or more. None: all rows.
         """
-        self._catch_up(rows)
-
-    def finish_updates(self) -> None:
-        """Applies to all rows the updates of the steps that they have missed."""
-        self._catch_up(None)
-
-    @torch.no_grad()
-    def _catch_up(self, rows: Tensor | None) -> None:
         for group in self.param_groups:
             (weight,) = group["params"]
             missed = self._missed.get(weight)
@@ -135,6 +129,8 @@ class RowOptimizer(LossScaled, Optimizer):
             decay_rows(self.rule, weight, states, inputs, low=group["low"], **constants)
             if late is None:
                 missed.forget()
+
+    before_look_up = catch_up
 
     @without_wrapper
     def step(self) -> None:

@@ -66,7 +66,7 @@ def trained(
     scaler, looked_up = LossScaler(torch.tensor(8.0, device=device)), []
     for step, (rows, grad) in enumerate(batches()):
         set_learning_rate([optimizer], RATES[step % len(RATES)])
-        optimizer.before_look_up(look_up(rows, step).to(device))
+        optimizer.catch_up(look_up(rows, step).to(device))
         looked_up.append(weight.detach()[rows.to(device)].clone())
         scaled = grad * 8 * (float("inf") if step in skipped else 1)
         weight.grad = sparse(rows, scaled, device)
@@ -163,14 +163,14 @@ def test_looked_up_rows_alone_decay_where_it_is_asked_for(kind):
     plain = table_optimizer(kind, weights[1:])
     for rows, grad in batches():
         set_learning_rate([ours, plain], 0.1)
-        ours.before_look_up(rows)
+        ours.catch_up(rows)
         weights[0].grad = sparse(rows, grad)
         once = rows.unique()
         with_term = torch.cat([grad, 0.1 * weights[1].detach()[once]])
         weights[1].grad = sparse(torch.cat([rows, once]), with_term)
         ours.step()
         plain.step()
-    ours.finish_updates()
+    ours.catch_up()
     torch.testing.assert_close(*weights)
     never = torch.ones(ROWS, dtype=torch.bool)
     for rows, _ in batches():
@@ -185,7 +185,7 @@ def test_without_a_gradient_a_step_decays_all_rows():
     set_learning_rate([optimizer], 1.0)
     optimizer.step()
     optimizer.step()
-    optimizer.finish_updates()
+    optimizer.catch_up()
     assert weight.tolist() == [[2.0, 2.0]] * 3
 
 

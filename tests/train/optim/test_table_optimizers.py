@@ -69,15 +69,6 @@ def test_row_optimizers_follow_torchs_own(kind, device):
     assert not torch.allclose(actual, embedding(device).weight, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
-def test_a_row_optimizer_that_knows_the_tables_follows_one_that_does_not(kind, device):
-    plain, told = embedding(device), embedding(device)
-    expected = train(plain, table_optimizer(kind, [plain.weight]))
-    sizes = {told.weight: SIZES}
-    actual = train(told, table_optimizer(kind, [told.weight], table_sizes=sizes))
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
-
-
 def test_gradients_of_no_look_up_of_the_tables_are_refused(device, native):
     module = embedding(device)
     sizes = {module.weight: SIZES}
