@@ -14,21 +14,21 @@ def order_of_backward(world):
     import torch.distributed as dist
 
     model = DLRM(DLRMConfig(SIZES, 2, 4, (8, 4), (4, 1)), world)
-    batch, seen, begin = 8, [], dist.batch_isend_irecv
+    batch, seen, begin = 8, [], dist.all_to_all_single
 
-    def sending(transfers):
+    class Noted:
+        def __init__(self, work):
+            self.work = work
+
+        def wait(self):
+            seen.append("awaited")
+            return self.work.wait()
+
+    def sending(*transfer, **options):
         seen.append("sent")
-        pending = begin(transfers)
-        work = pending[-1]
+        return Noted(begin(*transfer, **options))
 
-        class Noted:
-            def wait(self):
-                seen.append("awaited")
-                return work.wait()
-
-        return [*pending[:-1], Noted()]
-
-    dist.batch_isend_irecv = sending
+    dist.all_to_all_single = sending
     try:
         ids = torch.zeros(batch, len(model.fields_by_rank[world.rank]), dtype=torch.int64)
         logits = model(torch.rand(batch // 2, 2), ids)
@@ -37,7 +37,7 @@ def order_of_backward(world):
             weight.register_post_accumulate_grad_hook(lambda _: seen.append("bottom MLP"))
         logits.sum().backward()
     finally:
-        dist.batch_isend_irecv = begin
+        dist.all_to_all_single = begin
     return seen
 
 
