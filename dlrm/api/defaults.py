@@ -35,7 +35,7 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
         "decay_steps": max(steps - start, 0) if steps > 1 else 0,  # a decay ends at 0
         "decay_power": 1,
     }
-    dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DIM,))[-1]
+    dim = width_of(chosen, _DIM)
     return {
         "batch_size": batch_size,
         "test_batch_size": 16384,
@@ -51,6 +51,11 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
         "test_freq": -(-steps // 4),
         "print_freq": max(steps // 20, 1),
     } | chosen
+
+
+def width_of(given: Mapping[str, Any], usual: int) -> int:
+    """Returns the width of embeddings that settings give, or the usual one."""
+    return given.get("embedding_dim") or (given.get("bottom_mlp_sizes") or (usual,))[-1]
 
 
 def set_aside_default(rows: Mapping[str, int]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dlrm.api.defaults import training_defaults
+from dlrm.api.defaults import training_defaults, width_of
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.layers.choices import QUADRATIC
@@ -34,7 +34,7 @@ _CHIEF = (
     *("batch_size", "epochs", "lr", "embedding_dim", "dropout", "embedding_l2", "wide"),
     *("numerical_embedding", "bottom_mlp_sizes", "top_mlp_sizes", "mlp_optimizer", "schedule"),
 )
-_DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
+_WHOLE_TABLES = ("balanced", "nvidia")  # of `--placement`
 
 
 class DatasetFacts(NamedTuple):
@@ -94,7 +94,7 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:
         return {"epochs": 1} | given
-    chosen = _of_many_rows(facts, given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
+    chosen = _of_many_rows(given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
     for name in _impossible(chosen, given):
         chosen.pop(name, None)
     return training_defaults(facts.rows, chosen | given)
@@ -122,8 +122,8 @@ def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> s
     return f"recipe: {'; '.join(flags)}"
 
 
-def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-    dim = _dim(given, 128)
+def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
+    dim = width_of(given, 128)
     return {
         "epochs": 1,
         "embedding_dim": dim,
@@ -147,7 +147,6 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     chosen = {
         "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
         "epochs": epochs,
-        "embedding_dim": _dim(given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
         "embedding_l2": embedding_l2(rows),
@@ -163,20 +162,9 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     if facts.num_numerical:
         bins = 64 if many_ids or rows >= _FEW_ROWS else 256
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
-    if _looks_rows_up_alone(given):
+    if given.get("placement", "balanced") not in _WHOLE_TABLES:  # only those update all rows
         chosen["embedding_l2_mode"] = "looked_up"
     return chosen
-
-
-def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
-    """Returns whether the training cannot update rows that no batch looks up."""
-    return given.get("placement", "balanced") not in _DIVIDES_NOTHING
-
-
-def _dim(given: Mapping[str, Any], usual: int) -> int:
-    """Returns the given width, or the usual one."""
-    sizes = given.get("bottom_mlp_sizes")
-    return given.get("embedding_dim") or (sizes[-1] if sizes else usual)
 
 
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
