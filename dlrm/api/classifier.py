@@ -105,8 +105,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
             eval_set: a pair (X, y), or a list of one pair, to choose the weights on.
 
         Raises:
-            ValueError: the classes are not two, X is sparse or has a value that cannot be read,
-                lengths differ, or the columns of `eval_set` do; the message names it.
+            TypeError: X is sparse.
+            ValueError: the classes are not two, a value of X cannot be read, lengths differ, or the
+                columns of `eval_set` do; the message names it.
         """
         frame = self._frame(X, reset=True)
         codes = self._codes(y, frame)

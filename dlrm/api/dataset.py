@@ -138,14 +138,13 @@ class Dataset:
             FileExistsError: `output` already exists.
             OSError: the dataset cannot be written.
         """
-        frames = {"train": frame, "test": test, "validation": validation}
         tables = {
-            split: [
-                TableFile(
-                    Path("frame" if split == "train" else f"{split} frame"), FRAME, None, table
-                )
-            ]
-            for split, table in frames.items()
+            split: [TableFile(Path(name), FRAME, frame=table)]
+            for split, name, table in (
+                ("train", "frame", frame),
+                ("test", "test frame", test),
+                ("validation", "validation frame", validation),
+            )
             if table is not None
         }
         given = {"report": False} | options
@@ -194,11 +193,13 @@ def preparation(
     check_all_local(given.items())
     check_types(given, (SplitConfig, TableOptions, IncrementConfig))
     check_path(schema, "schema")
-    division = {name: value for name, value in given.items() if name in _DIVISION}
+    division, others, increment = (
+        {name: given[name] for name in names if name in given}
+        for names in (_DIVISION, _OPTIONS, _INCREMENT)
+    )
     if not divided and not {"test_fraction", "test_from", "split_column"} & division.keys():
         division["test_fraction"] = TEST_FRACTION
-    others = {name: value for name, value in given.items() if name in _OPTIONS}
-    others["increment"] = IncrementConfig(**{n: v for n, v in given.items() if n in _INCREMENT})
+    others["increment"] = IncrementConfig(**increment)
     return TableOptions(_as_schema(schema), SplitConfig(**division), **others)
 
 

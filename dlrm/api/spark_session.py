@@ -51,8 +51,7 @@ def run(
 
     Args:
         spark: a session of Spark 4.
-        schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
-            content as a dict.
+        schema: the meaning of the columns, see `Dataset.from_arrow`.
         source: a data frame of Spark, whose partitions are read in their order; the name of a table
             or view; or files, or folders of them, as paths or URIs. A text that is neither a path,
             with a "/" in it or a file of that name, nor a URI names a table.
@@ -64,10 +63,8 @@ def run(
             `source` is no data frame.
         verbose: print the stages.
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
-        options: fields of `dlrm.preproc.splits.SplitConfig`, such as `test_fraction`,
-            `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-            `max_bad_lines` and `report`; and `extend`, also a URI, and `numerics`, for rows
-            that extend the dictionaries of an earlier dataset.
+        options: those of `Dataset.from_arrow`; `extend` may be a URI, and a report is written
+            unless `report` is False.
 
     Returns:
         The dataset, which `dlrm.fit` and `dlrm train --dataset` read.
