@@ -5,7 +5,8 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -90,13 +91,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             setattr(self, name, settings.get(name))
 
     __init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # get_params reads it
-        [
-            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-                for name in _PARAMETERS
-            ),
-        ]
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _PARAMETERS]
     )
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> "Classifier":
@@ -109,21 +105,22 @@ class Classifier(ClassifierMixin, BaseEstimator):
             eval_set: a pair (X, y), or a list of one pair, to choose the weights on.
 
         Raises:
-            ValueError: the classes are not two, X is sparse or has a value that cannot be read,
-                lengths differ, or the columns of `eval_set` do; the message names it.
+            TypeError: X is sparse.
+            ValueError: the classes are not two, a value of X cannot be read, lengths differ, or the
+                columns of `eval_set` do; the message names it.
         """
         frame = self._frame(X, reset=True)
         codes = self._codes(y, frame)
-        label, weight = _free_names(frame.column_names)
-        names: tuple[str, str | None] = (label, None if sample_weight is None else weight)
-        table = _labeled(frame, label, codes)
+        label, weight = _free("label", frame), None
+        table = frame.append_column(label, pa.array(codes))
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, frame, ensure_non_negative=True)
             if not weights.any():
                 raise ValueError("sample_weight: expected a weight above 0, got zeros alone")
+            weight = _free("weight", frame)
             table = table.append_column(weight, pa.array(weights))
-        self.schema_ = self._schema(X, table, names)
-        test = None if eval_set is None else self._test_table(eval_set, *names)
+        self.schema_ = self._schema(X, table, label, weight)
+        test = None if eval_set is None else self._test_table(eval_set, label, weight)
         self.model_ = fit(
             table,
             self.schema_,
@@ -140,7 +137,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         judged = table if test is None else test
         kept = np.random.default_rng(0).permutation(judged.num_rows)[:_IMPORTANCE_ROWS]
         self._names, self._sample = frame.column_names, judged.take(kept)
-        self._importances: np.ndarray | None = None
+        vars(self).pop("feature_importances_", None)  # of an earlier model
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -158,15 +155,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         positive = self.decision_function(X) > 0
         return self.classes_[positive.astype(int)]
 
-    @property
+    @cached_property
     def feature_importances_(self) -> np.ndarray:
         check_is_fitted(self)
-        if self._importances is None:
-            try:
-                self._importances = self._measured()
-            except (ValueError, OSError) as error:  # which hasattr would pass on
-                raise AttributeError(f"feature_importances_: {error}") from error
-        return self._importances
+        schema, lost = self.schema_, dict.fromkeys(self._names, 0.0)
+        numbers = [field.column for field in schema.numerical]
+        column_of = dict(zip(schema.numerical_names, numbers, strict=True))
+        try:
+            found = self.model_.importance(self._sample)
+        except (ValueError, OSError) as error:  # which hasattr would pass on
+            raise AttributeError(f"feature_importances_: {error}") from error
+        for one in found:  # a column that is both a number and an id has the sum of its fields
+            lost[column_of.get(one.field, one.field)] += one.auc_lost
+        return np.array([lost[name] for name in self._names])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -176,13 +177,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _frame(self, X: Any, reset: bool) -> pa.Table:
         """Returns rows as an Arrow table, with columns x0, x1, ... from an array."""
-        if hasattr(X, "toarray"):
-            raise ValueError("X: sparse matrices are not supported; X.toarray() is a dense one")
-        if hasattr(X, "collect"):
-            raise ValueError(
-                f"X: expected rows in memory, got {type(X).__name__}; X.collect() reads them"
-            )
-        if is_frame(X):
+        if is_frame(X) or hasattr(X, "collect"):  # a LazyFrame is refused with advice
             table = open_frame(X, None, "X").read_all()
             if not table.num_columns:
                 raise ValueError("X: expected columns, got none")
@@ -235,30 +230,25 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return codes
 
     def _test_table(self, eval_set: Any, label: str, weight: str | None) -> pa.Table:
-        pairs = eval_set if isinstance(eval_set, list) else [eval_set]
-        if len(pairs) != 1 or not isinstance(pairs[0], tuple) or len(pairs[0]) != 2:
-            got = [type(one).__name__ for one in eval_set] if hasattr(eval_set, "__len__") else ""
-            raise ValueError(
-                f"eval_set: expected one pair (X, y), got {type(eval_set).__name__} {got}".rstrip()
-            )
-        frame, y = self._frame(pairs[0][0], reset=False), column_or_1d(pairs[0][1])
+        is_listed = isinstance(eval_set, list) and len(eval_set) == 1
+        pair = eval_set[0] if is_listed else eval_set
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"eval_set: expected one pair (X, y), got {type(eval_set).__name__}")
+        frame, y = self._frame(pair[0], reset=False), column_or_1d(pair[1])
         check_consistent_length(frame, y)
-        if not len(y):
-            raise ValueError("eval_set: expected rows, got none")
         known = np.isin(y, self.classes_)
         if not known.all():
             raise ValueError(
                 f"eval_set: y[{known.argmin()}] is {y[known.argmin()]}, which is none of the "
                 f"classes {self.classes_.tolist()}"
             )
-        if len(np.unique(y)) < 2:
-            raise ValueError(f"eval_set: expected rows of two classes, got {y[0]} alone")
-        table = _labeled(frame, label, (y == self.classes_[1]).astype(int))
+        if len(found := np.unique(y)) < 2:
+            raise ValueError(f"eval_set: expected rows of two classes, got {found.tolist()}")
+        table = frame.append_column(label, pa.array((y == self.classes_[1]).astype(int)))
         return table.append_column(weight, pa.array(np.ones(len(y)))) if weight else table
 
-    def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
+    def _schema(self, X: Any, table: pa.Table, label: str, weight: str | None) -> Schema:
         """Returns the meaning of the columns: numbers in an array, else as drafted."""
-        label, weight = names
         chosen = {kind: self._columns(kind, table, is_frame(X)) for kind in _KINDS}
         if both := set(chosen["numerical"]) & set(chosen["categorical"]):
             raise ValueError(f"categorical, numerical: {min(both)!r} is in both")
@@ -277,7 +267,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
             facts = {"version": 1, "label": {"column": label}}
             facts |= {"weight": weight} if weight else {}
         if not is_frame(X):
-            numbers = [name for name in is_text if not is_text[name] and name not in names]
+            numbers = [
+                name for name in is_text if not is_text[name] and name not in (label, weight)
+            ]
             ids = [one for one in facts.get("categorical", ()) if _column_of(one) not in numbers]
             facts |= {"numerical": [_number(name) for name in numbers], "categorical": ids}
         for kind, columns in chosen.items():
@@ -290,55 +282,29 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _settings(self, rows: int, tested: bool) -> dict[str, Any]:
         names = [name for name in _PARAMETERS if name not in _OWN]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.random_state is not None:
-            given["seed"] = self._seed()
+        if (state := self.random_state) is not None:
+            is_seed = isinstance(state, Integral)
+            given["seed"] = int(state if is_seed else check_random_state(state).randint(1 << 31))
         if tested:
             return {"set_aside": 0.0} | given
         return {"test_fraction": 0.0, "set_aside": 0.1 * (rows >= _SET_ASIDE_FROM)} | given
 
-    def _seed(self) -> int:
-        state = self.random_state
-        if isinstance(state, Integral):
-            return int(state)
-        return int(check_random_state(state).randint(1 << 31))
 
-    def _measured(self) -> np.ndarray:
-        """Returns the importance of the columns, on rows kept from `fit`.
-
-        A column that is both a number and an id has the sum of its two fields.
-        """
-        schema, lost = self.schema_, dict.fromkeys(self._names, 0.0)
-        numbers = [field.column for field in schema.numerical]
-        column_of = dict(zip(schema.numerical_names, numbers, strict=True))
-        for one in self.model_.importance(self._sample):
-            lost[column_of.get(one.field, one.field)] += one.auc_lost
-        return np.array([lost[name] for name in self._names])
-
-
-def _free_names(taken: Sequence[str]) -> tuple[str, str]:
-    """Returns names for the columns of labels and weights that no column has."""
-    label, weight = "label", "weight"
-    while label in taken:
-        label += "_"
-    while weight in taken:
-        weight += "_"
-    return label, weight
-
-
-def _labeled(frame: pa.Table, label: str, codes: np.ndarray) -> pa.Table:
-    return frame.append_column(label, pa.array(codes))
+def _free(name: str, table: pa.Table) -> str:
+    """Returns a name that no column of a table has."""
+    while name in table.column_names:
+        name += "_"
+    return name
 
 
 def _check_one_type(y: np.ndarray) -> None:
     """Raises ValueError if labels that are objects of Python have several types, or are missing."""
-    first: Any = None
     for row, one in enumerate(y):
         if not isinstance(one, str) and str(one) in _MISSING:
             raise ValueError(f"y: row {row}: expected a class, got {one}")
-        first = one if row == 0 else first
-        if isinstance(one, str) != isinstance(first, str):
+        if isinstance(one, str) != isinstance(y[0], str):
             raise ValueError(
-                f"y: row {row}: expected a class of one type, as {first!r}, got {one!r}"
+                f"y: row {row}: expected a class of one type, as {y[0]!r}, got {one!r}"
             )
 
 

@@ -4,9 +4,9 @@ import difflib
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -58,8 +58,22 @@ class Dataset:
 
     def __init__(self, path: str | os.PathLike) -> None:
         with Copies() as copies:
-            self._open(copies.path_of(path, "path"))
+            self.path = copies.path_of(path, "path")
+            if self.path.is_file():
+                raise ValueError(
+                    f"{self.path}: expected a table in memory or a dataset's directory, got a "
+                    "file; read it into a table, or make a dataset with dlrm prepare"
+                )
+            manifest = layout.read_dataset_manifest(self.path)
+            if manifest is None:
+                raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
+            self._describe(with_uris(str(self.path)), manifest)
             copies.keep_for(self)
+
+    def _describe(self, origin: str, manifest: Mapping[str, Any]) -> None:
+        self.origin, self.is_temporary = origin, False
+        self.rows: dict[str, int] = manifest["rows"]
+        self.cardinalities: list[int] = manifest["cardinalities"]
 
     @classmethod
     def _at(cls, uri: Uri) -> "Dataset":
@@ -67,10 +81,7 @@ class Dataset:
         found = find_published(uri)
         assert found is not None, uri
         dataset = cls.__new__(cls)
-        dataset.origin, dataset.is_temporary = str(uri), False
-        dataset.rows, dataset.cardinalities = (
-            found.manifest[name] for name in ("rows", "cardinalities")
-        )
+        dataset._describe(str(uri), found.manifest)
         return dataset
 
     @cached_property
@@ -80,20 +91,6 @@ class Dataset:
             path = copies.path_of(self.origin, "path")
             copies.keep_for(self)
         return path
-
-    def _open(self, path: Path) -> None:
-        self.path, self.origin = path, with_uris(str(path))
-        if self.path.is_file():
-            raise ValueError(
-                f"{self.path}: expected a table in memory or a dataset's directory, got a file; "
-                "read it into a table, or make a dataset with dlrm prepare"
-            )
-        manifest = layout.read_dataset_manifest(self.path)
-        if manifest is None:
-            raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
-        self.rows: dict[str, int] = manifest["rows"]
-        self.cardinalities: list[int] = manifest["cardinalities"]
-        self.is_temporary = False
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
@@ -141,30 +138,26 @@ class Dataset:
             FileExistsError: `output` already exists.
             OSError: the dataset cannot be written.
         """
-        if unknown := [name for name in options if name not in OPTIONS]:
-            raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
-        options = plain(options)
+        tables = {
+            split: [TableFile(Path(name), FRAME, frame=table)]
+            for split, name, table in (
+                ("train", "frame", frame),
+                ("test", "test frame", test),
+                ("validation", "validation frame", validation),
+            )
+            if table is not None
+        }
+        given = {"report": False} | options
+        say = print if verbose else say_nothing
         with in_python():
-            check_all_local(options.items())
-            if isinstance(options.get("extend"), str):
-                options["extend"] = Path(options["extend"])
-            check_types(options, (SplitConfig, TableOptions, IncrementConfig))
-            check_path(schema, "schema")
+            made = preparation(cls.from_arrow, schema, given, divided=len(tables) > 1)
             is_local = output is not None and not is_fetched(output)
             temporary = None if is_local else temporary_directory()
             folder = temporary.name if temporary else None
             place = Path(folder or "", "dataset") if output is None else output
-            frames = {"train": frame, "test": test, "validation": validation}
-            tables = {
-                split: [TableFile(Path(_name(split)), FRAME, frame=table)]
-                for split, table in frames.items()
-                if table is not None
-            }
-            made = table_options(as_schema(schema), {"report": False} | options, len(tables) > 1)
-            threads = cores or os.cpu_count() or 1
-            say = print if verbose else _say_nothing
+            engine = partial(thread_engine, cores or os.cpu_count() or 1)
             with output_at(place, "output", layout.KIND if overwrite else False, folder) as path:
-                _prepare(made, tables, path, threads, overwrite, say)
+                prepare(made, tables, path, engine, replace=overwrite, say=say)
         dataset = cls(path)
         dataset.is_temporary = output is None
         if temporary:
@@ -172,56 +165,45 @@ class Dataset:
         return dataset
 
 
-def _prepare(
-    options: TableOptions,
-    tables: dict[str, list[TableFile]],
-    path: Path,
-    threads: int,
-    overwrite: bool,
-    say: Callable[[str], None],
-) -> None:
-    """Prepares tables; a task's error is the caller's."""
-    try:
-        prepare_tables(
-            options, tables, path, lambda spill: thread_engine(threads, spill), overwrite, say=say
-        )
-    except TaskError as error:
-        if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
-            raise error.__cause__ from None
-        raise ValueError(str(error)) from error
-
-
-def _name(split: str) -> str:
-    return "frame" if split == "train" else f"{split} frame"
-
-
-def _say_nothing(line: str) -> None:
-    pass
-
-
-def table_options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
-    """Returns the options of preparing tables, of which a fifth of the rows are test rows.
+def preparation(
+    function: Callable,
+    schema: Schema | str | os.PathLike | Mapping[str, Any],
+    options: Mapping[str, Any],
+    divided: bool = False,
+    fetch: Callable[[str], str | Path] = Path,
+) -> TableOptions:
+    """Returns the checked options of preparing tables; a fifth of the rows are test rows.
 
     Args:
-        schema: the meaning of the columns.
-        given: options by name, see `OPTIONS`; those that divide the rows take precedence.
+        function: the function that the caller has called, for messages.
+        schema: the meaning of the columns: a schema, its path or its content.
+        options: options by name, see `OPTIONS`; those that divide the rows take precedence.
         divided: whether tables of their own have the test or validation rows.
-    """
-    division = {name: value for name, value in given.items() if name in _DIVISION}
-    by_rows = ("test_fraction", "test_from", "split_column")
-    if not divided and not any(name in division for name in by_rows):
-        division["test_fraction"] = TEST_FRACTION
-    others = {name: value for name, value in given.items() if name in _OPTIONS}
-    others["increment"] = IncrementConfig(**{n: v for n, v in given.items() if n in _INCREMENT})
-    return TableOptions(schema, SplitConfig(**division), **others)
-
-
-def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
-    """Returns a schema from a `Schema`, the path of its file or its content as a dict.
+        fetch: returns a path for `extend`, which may be a URI.
 
     Raises:
-        OSError, ValueError: the argument is none of these, or the schema breaks a rule.
+        TypeError: an unknown option.
+        OSError, ValueError: the schema is none or breaks a rule, or an option is impossible.
     """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise unexpected(function, unknown[0], OPTIONS)
+    given = plain(options)
+    if isinstance(given.get("extend"), str):
+        given["extend"] = Path(fetch(given["extend"]))
+    check_all_local(given.items())
+    check_types(given, (SplitConfig, TableOptions, IncrementConfig))
+    check_path(schema, "schema")
+    division, others, increment = (
+        {name: given[name] for name in names if name in given}
+        for names in (_DIVISION, _OPTIONS, _INCREMENT)
+    )
+    if not divided and not {"test_fraction", "test_from", "split_column"} & division.keys():
+        division["test_fraction"] = TEST_FRACTION
+    others["increment"] = IncrementConfig(**increment)
+    return TableOptions(_as_schema(schema), SplitConfig(**division), **others)
+
+
+def _as_schema(schema: Any) -> Schema:
     if isinstance(schema, Schema):
         return schema
     if isinstance(schema, str | os.PathLike):
@@ -231,6 +213,26 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
     raise ValueError(
         f"schema: expected a Schema, the path of one or a dict, got {type(schema).__name__}"
     )
+
+
+def prepare(
+    options: TableOptions,
+    tables: Mapping[str, Sequence[TableFile]],
+    path: Path,
+    engine: Callable[[Path], Any],
+    **how: Any,
+) -> None:
+    """Calls `prepare_tables`; an error of a task becomes the caller's."""
+    try:
+        prepare_tables(options, tables, path, engine, **how)
+    except TaskError as error:
+        if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
+            raise error.__cause__ from None
+        raise ValueError(str(error)) from error
+
+
+def say_nothing(line: str) -> None:
+    """Prints no line about a stage."""
 
 
 _ELSEWHERE = {  # names of other libraries -> ours

@@ -8,27 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.api.dataset import (
-    OPTIONS,
-    Dataset,
-    as_schema,
-    check_types,
-    plain,
-    table_options,
-    unexpected,
-)
+from dlrm.api.dataset import Dataset, preparation, prepare, say_nothing
 from dlrm.api.temporary import temporary_directory
 from dlrm.data import layout
 from dlrm.data.schema.schema import Schema
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.formats.base import TableFile
-from dlrm.files import check_all_local, check_outside
-from dlrm.preproc.errors import TaskError
-from dlrm.preproc.options import IncrementConfig, SplitConfig
+from dlrm.files import check_outside
+from dlrm.preproc.options import IncrementConfig
 from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.spark.session import session_engine, shares_folders
-from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.tables.prepare_tables import prepare_tables
 from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, output_at
 from dlrm.remote.edges import Role, local_value
@@ -62,8 +51,7 @@ def run(
 
     Args:
         spark: a session of Spark 4.
-        schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
-            content as a dict.
+        schema: the meaning of the columns, see `Dataset.from_arrow`.
         source: a data frame of Spark, whose partitions are read in their order; the name of a table
             or view; or files, or folders of them, as paths or URIs. A text that is neither a path,
             with a "/" in it or a file of that name, nor a URI names a table.
@@ -75,10 +63,8 @@ def run(
             `source` is no data frame.
         verbose: print the stages.
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
-        options: fields of `dlrm.preproc.splits.SplitConfig`, such as `test_fraction`,
-            `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-            `max_bad_lines` and `report`; and `extend`, also a URI, and `numerics`, for rows
-            that extend the dictionaries of an earlier dataset.
+        options: those of `Dataset.from_arrow`; `extend` may be a URI, and a report is written
+            unless `report` is False.
 
     Returns:
         The dataset, which `dlrm.fit` and `dlrm train --dataset` read.
@@ -92,23 +78,32 @@ def run(
         RuntimeError: Spark failed, or an executor cannot run the tasks; the message says on which
             host and why.
     """
-    if unknown := [name for name in options if name not in OPTIONS]:
-        raise unexpected(run, unknown[0], OPTIONS)
-    options = plain(options)
-    say = print if verbose else _say_nothing
+    say = print if verbose else say_nothing
     with in_python(_NAMES), ExitStack() as stack:
-        if isinstance(extend := options.get("extend"), str):
-            if is_fetched(extend):
-                files = Role.parse(uris_of(IncrementConfig)["extend"]).words
-                extend = local_value(stack, Cache.open(cache_dir), extend, files)
-            options["extend"] = Path(extend)
-        check_types(options, (SplitConfig, TableOptions, IncrementConfig))
-        check_all_local(options.items())
-        check_path(schema, "schema")
+
+        def fetch(extend: str) -> str:
+            if not is_fetched(extend):
+                return extend
+            files = Role.parse(uris_of(IncrementConfig)["extend"]).words
+            return local_value(stack, Cache.open(cache_dir), extend, files)
+
+        made = preparation(run, schema, options, fetch=fetch)
         check_path(destination, "destination")
-        made = table_options(as_schema(schema), options, divided=False)
-        how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
         kind = layout.KIND if overwrite else False
+
+        def write(path: Path, paths_of: Callable[[list[Any]], list[str]]) -> None:
+            tables, query = _rows(source, paths_of, say)
+            how = {"replace": overwrite, "restart": restart, "query": query, "say": say}
+
+            def engine(spill: Path) -> Any:
+                return nullcontext(session_engine(spark, path, say))
+
+            try:
+                prepare(made, tables, path, engine, keep_failed=False, **how)
+            except FileExistsError as error:
+                hint = "" if overwrite else "; overwrite=True replaces it"
+                raise FileExistsError(f"{error}{hint}") from error
+
         if is_fetched(destination) and not shares_folders(spark):
             from dlrm.preproc.spark.stored_files import outlines
 
@@ -116,44 +111,17 @@ def run(
             outlined = stack.enter_context(outlines(cache, uri))
             path = stack.enter_context(cache.output(uri))
             output = Output(uri, path, kind)
-            tables, how["query"] = _rows(source, partial(_outlined, outlined), say)
-            _prepare(made, tables, path, spark, how)
+            write(path, lambda given: outlined(list(map(os.fspath, given)), "input"))
             output.publish()
             return Dataset._at(uri)
         temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
         folder = None if temporary is None else temporary.name
         with output_at(destination, "destination", kind, folder) as path:
-            tables, how["query"] = _rows(source, partial(_local, path, stack, cache_dir), say)
-            _prepare(made, tables, path, spark, how)
+            write(path, partial(_local, path, stack, cache_dir))
     dataset = Dataset(path)
     if temporary:
         weakref.finalize(dataset, temporary.cleanup)
     return dataset
-
-
-def _say_nothing(line: str) -> None:
-    pass
-
-
-def _prepare(
-    options: TableOptions,
-    tables: Mapping[str, Sequence[TableFile]],
-    path: Path,
-    spark: "SparkSession",
-    how: dict[str, Any],
-) -> None:
-    """Prepares tables in a session; a task's error is the caller's."""
-
-    def engine(spill: Path) -> Any:
-        return nullcontext(session_engine(spark, path, how["say"]))
-
-    try:
-        prepare_tables(options, tables, path, engine, keep_failed=False, **how)
-    except FileExistsError as error:
-        hint = "" if how["replace"] else "; overwrite=True replaces it"
-        raise FileExistsError(f"{error}{hint}") from error
-    except TaskError as error:
-        raise ValueError(str(error)) from error
 
 
 def _rows(
@@ -162,7 +130,7 @@ def _rows(
     """Returns the files of a source, or the query that Spark reads; URIs become paths."""
     if hasattr(source, "sparkSession") and hasattr(source, "write"):
         return {}, SparkQuery(frame=source)
-    if isinstance(source, str) and not _is_path(source):
+    if isinstance(source, str) and not (is_uri(source) or "/" in source or Path(source).exists()):
         return {}, SparkQuery(table=source)
     given = list(source) if isinstance(source, list | tuple) else [source]
     if wrong := [one for one in given if not isinstance(one, str | os.PathLike)]:
@@ -175,10 +143,6 @@ def _rows(
     return {"train": find_tables(paths_of(given), say=say)}, None
 
 
-def _outlined(outlined: Callable[[Any, str], Any], given: list[Any]) -> list[str]:
-    return outlined(list(map(os.fspath, given)), "input")
-
-
 def _local(
     output: Path, stack: ExitStack, cache_dir: str | os.PathLike | None, given: list[Any]
 ) -> list[str]:
@@ -188,7 +152,3 @@ def _local(
     if any(map(is_fetched, given)):
         given = local_value(stack, Cache.open(cache_dir), given)
     return [os.path.abspath(one) for one in given]  # as executors work in other directories
-
-
-def _is_path(text: str) -> bool:
-    return is_uri(text) or "/" in text or Path(text).exists()

@@ -35,16 +35,10 @@ class ColumnRoles:
     time: str | None
 
     def __post_init__(self) -> None:
-        if isinstance(self.label, list | tuple):
-            raise ValueError(
-                f"label: expected the name of one column, got {self.label!r}; a model predicts one "
-                "label, so train a model for each"
-            )
         for name in ("label", "weight", "time"):
             if not isinstance(value := getattr(self, name), str | None):
-                raise ValueError(f"{name}: expected the name of a column, got {value!r}")
-        for name in ("weight", "time"):
-            if self.label is not None and getattr(self, name) == self.label:
+                raise ValueError(f"{name}: expected the name of one column, got {value!r}")
+            if name != "label" and value is not None and value == self.label:
                 raise ValueError(f"{name}: expected another column than the label {self.label!r}")
 
     def given(self) -> dict[str, Any]:

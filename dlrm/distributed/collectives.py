@@ -99,17 +99,16 @@ def check_same(values: Mapping[str, Any], world: World) -> None:
         ValueError: on rank 0, naming the differences and the ranks.
         OtherRankError: on the other ranks.
     """
-    everyone = gather({name: repr(value) for name, value in values.items()}, world)
-    names = _with_hosts(gather(socket.gethostname(), world))
-    first = everyone[0]
-    different = []
-    for rank, theirs in enumerate(everyone):
-        different += [
-            f"{name}: {first.get(name, 'none')} on rank {names[0]}, "
-            f"{theirs.get(name, 'none')} on {names[rank]}"
-            for name in sorted(first.keys() | theirs.keys())
-            if first.get(name) != theirs.get(name)
-        ]
+    told = {name: repr(value) for name, value in values.items()}
+    everyone, hosts = zip(*gather((told, socket.gethostname()), world), strict=True)
+    names, first = _with_hosts(hosts), everyone[0]
+    different = [
+        f"{name}: {first.get(name, 'none')} on rank {names[0]}, "
+        f"{theirs.get(name, 'none')} on {names[rank]}"
+        for rank, theirs in enumerate(everyone)
+        for name in sorted(first.keys() | theirs.keys())
+        if first.get(name) != theirs.get(name)
+    ]
     if not different:
         return
     if world.rank:

@@ -49,7 +49,7 @@ class _Transfer:
     """
 
     _landing: Tensor  # receives the pending transfer
-    _pending: tuple[list[Any], list[Tensor]]
+    _pending: tuple[Any, Tensor]
 
     def __init__(
         self,
@@ -64,62 +64,41 @@ class _Transfer:
         if samples_by_rank is None:
             parts = (part(self.batch, rank, world.size) for rank in range(world.size))
             samples_by_rank = [p.stop - p.start for p in parts]
-        self.samples_by_rank = samples_by_rank
         self.num_samples = samples_by_rank[world.rank]
+        # Rows of this rank's tables, by the rank of their samples; and the other way round.
+        self._whole_batch = [count * self.own_tables for count in samples_by_rank]
+        self._own_samples = [self.num_samples * len(tables) for tables in tables_by_rank]
 
     def send_vectors(self, vectors: Tensor) -> None:
-        rows = vectors.reshape(-1, self.dim)
-        self._landing = rows.new_empty(self.num_samples * self.num_tables, self.dim)
-        self._send(self._whole_batch(rows), self._own_samples(self._landing))
+        self._send(vectors.reshape(-1, self.dim), self._whole_batch, self._own_samples)
 
     def receive_vectors(self) -> Tensor:
-        self._wait()
-        order, self._inverse = self._order()
-        rows = self._landing.index_select(0, order)
-        del self._landing
-        return rows.view(self.num_samples, self.num_tables, self.dim)
+        rows = self._received()
+        tables = tuple(map(tuple, self.tables_by_rank))
+        order, self._inverse = _order(self.num_samples, tables, rows.device)
+        return rows.index_select(0, order).view(self.num_samples, self.num_tables, self.dim)
 
     def send_gradients(self, grad: Tensor) -> None:
         rows = grad.reshape(-1, self.dim).index_select(0, self._inverse)
-        self._landing = rows.new_empty(self.batch * self.own_tables, self.dim)
-        self._send(self._own_samples(rows), self._whole_batch(self._landing))
+        self._send(rows, self._own_samples, self._whole_batch)
 
     def receive_gradients(self) -> Tensor:
-        self._wait()
-        return self._landing.view(self.batch, self.own_tables, self.dim)
+        return self._received().view(self.batch, self.own_tables, self.dim)
 
-    def _order(self) -> tuple[Tensor, Tensor]:
-        """Returns the arrival row of each vector, by own sample and table, and the inverse."""
-        tables = tuple(map(tuple, self.tables_by_rank))
-        return _order(self.num_samples, tables, self._landing.device)
+    def _send(self, rows: Tensor, to_rank: list[int], from_rank: list[int]) -> None:
+        """Starts to send each rank its number of rows, and to receive as many as it sends."""
+        self._landing = rows.new_empty(sum(from_rank), self.dim)
+        landing, sent = self._landing.view(torch.uint8), rows.view(torch.uint8)
+        group = self.world.group
+        work = dist.all_to_all_single(landing, sent, from_rank, to_rank, group, async_op=True)
+        self._pending = work, rows  # which must live until they are sent
 
-    def _whole_batch(self, rows: Tensor) -> list[Tensor]:
-        """Splits the rows of this rank's tables into those of each rank's samples."""
-        return list(rows.split([count * self.own_tables for count in self.samples_by_rank]))
-
-    def _own_samples(self, rows: Tensor) -> list[Tensor]:
-        """Splits the rows of this rank's samples into those of each rank's tables."""
-        return list(rows.split([self.num_samples * len(t) for t in self.tables_by_rank]))
-
-    def _send(self, to_rank: list[Tensor], from_rank: list[Tensor]) -> None:
-        """Starts to send `to_rank[r]` to each rank r and to receive `from_rank[r]` from it."""
-        me, transfers = self.world.rank, []
-        for rank in range(self.world.size):
-            if rank != me:
-                for way, rows in ((dist.isend, to_rank[rank]), (dist.irecv, from_rank[rank])):
-                    if rows.numel():
-                        data, group = rows.view(torch.uint8), self.world.group
-                        transfers.append(dist.P2POp(way, data, group=group, group_peer=rank))
-        pending = dist.batch_isend_irecv(transfers) if transfers else []
-        self._pending = pending, to_rank  # `to_rank` must live until it is sent
-        from_rank[me].copy_(to_rank[me])
-
-    def _wait(self) -> None:
-        pending, _ = self._pending
+    def _received(self) -> Tensor:
         with step_clock.part(step_clock.EXCHANGE):
-            for work in pending:
-                work.wait()
-        del self._pending
+            self._pending[0].wait()
+        landing = self._landing
+        del self._pending, self._landing
+        return landing
 
 
 @cache  # never evicted: a recorded step reads these at their addresses

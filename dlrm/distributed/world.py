@@ -9,12 +9,11 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-T = TypeVar("T")
 # The number of processes that mpirun or srun has started, in the order in which the names count.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _JOIN_SECONDS = 600.0  # to wait for missing processes
@@ -180,21 +179,26 @@ def join_world(device: str, backend: str = "nccl") -> World:
         return World(device=device)
     if device.startswith("cuda"):
         device = _own_cuda_device(device, found)
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     wait = timedelta(seconds=_JOIN_SECONDS)
     try:
-        store = _meet(_connect(found, wait), found, wait)
+        store = dist.TCPStore(
+            host, int(port), is_master=serves, timeout=wait, wait_for_workers=False
+        )
         dist.init_process_group(
             "gloo" if device == "cpu" else f"cpu:gloo,cuda:{backend}",
-            store=dist.PrefixStore("group", store),
+            store=dist.PrefixStore("group", _meet(store, found, wait)),
             rank=found.rank,
             world_size=found.size,
             timeout=_TIMEOUT,
         )
         gradients = dist.new_group(timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
-        raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
+        raise OSError(
+            f"rank {found.rank} cannot join the others at {host}:{port}: {reason}"
+        ) from error
     world = World(found.rank, found.size, device, gradients=gradients)
     own = device != "cpu" and backend == "nccl"  # NCCL hangs unless each process has its device
     name = f"GPU {torch.cuda.get_device_properties(device).uuid}" if own else None
@@ -223,19 +227,6 @@ def start_transfers(world: World, place: str | None = None) -> None:
             )
     for group in (world.group, world.gradients):
         dist.all_reduce(torch.zeros(1, device=world.device), group=group)
-
-
-def _connect(found: Launch, wait: timedelta) -> dist.Store:
-    """Connects to the launcher's store or, where it has none, to that of rank 0."""
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return dist.TCPStore(
-        host,
-        int(port),
-        is_master=serves,
-        timeout=wait,
-        wait_for_workers=False,
-    )
 
 
 def _meet(store: dist.Store, found: Launch, wait: timedelta) -> dist.Store:

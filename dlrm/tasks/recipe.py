@@ -35,7 +35,7 @@ _CHIEF = (
     *("batch_size", "epochs", "lr", "embedding_dim", "dropout", "embedding_l2", "wide"),
     *("numerical_embedding", "bottom_mlp_sizes", "top_mlp_sizes", "mlp_optimizer", "schedule"),
 )
-_DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
+_WHOLE_TABLES = ("balanced", "nvidia")  # of `--placement`
 
 
 class DatasetFacts(NamedTuple):
@@ -95,7 +95,7 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:
         return {"epochs": 1} | given
-    chosen = _of_many_rows(facts, given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
+    chosen = _of_many_rows(given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
     for name in _impossible(chosen, given):
         chosen.pop(name, None)
     return training_defaults(facts.rows, chosen | given)
@@ -123,8 +123,8 @@ def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> s
     return f"recipe: {'; '.join(flags)}"
 
 
-def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-    dim = _dim(given, 128)
+def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
+    dim = width_of(given, 128)
     return {
         "epochs": 1,
         "embedding_dim": dim,
@@ -148,7 +148,6 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     chosen = {
         "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
         "epochs": epochs,
-        "embedding_dim": _dim(given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
         "embedding_l2": embedding_l2(rows),
@@ -164,20 +163,9 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     if facts.num_numerical:
         bins = 64 if many_ids or rows >= _FEW_ROWS else 256
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
-    if _looks_rows_up_alone(given):
+    if given.get("placement", "balanced") not in _WHOLE_TABLES:  # only those update all rows
         chosen["embedding_l2_mode"] = "looked_up"
     return chosen
-
-
-def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
-    """Returns whether the training cannot update rows that no batch looks up."""
-    return given.get("placement", "balanced") not in _DIVIDES_NOTHING
-
-
-def _dim(given: Mapping[str, Any], usual: int) -> int:
-    """Returns the given width, or the usual one."""
-    sizes = given.get("bottom_mlp_sizes")
-    return given.get("embedding_dim") or (sizes[-1] if sizes else usual)
 
 
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -243,7 +231,7 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
         "decay_steps": max(steps - start, 0) if steps > 1 else 0,  # a decay ends at 0
         "decay_power": 1,
     }
-    dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DEFAULT_DIM,))[-1]
+    dim = width_of(chosen, _DEFAULT_DIM)
     return {
         "batch_size": batch_size,
         "test_batch_size": 16384,
@@ -259,6 +247,11 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
         "test_freq": -(-steps // 4),
         "print_freq": max(steps // 20, 1),
     } | chosen
+
+
+def width_of(given: Mapping[str, Any], usual: int) -> int:
+    """Returns the width of embeddings that settings give, or the usual one."""
+    return given.get("embedding_dim") or (given.get("bottom_mlp_sizes") or (usual,))[-1]
 
 
 def set_aside_default(rows: Mapping[str, int]) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """`dlrm.fit` trains as the command does; its model is scored, evaluated and saved."""
 
+import errno
 import json
 import re
+import resource
 import shutil
 
 import forked
@@ -358,3 +360,43 @@ def test_a_model_without_numerical_fields_warns_of_nothing(tmp_path):
     loaded = dlrm.load(tmp_path / "saved")
     assert loaded.model.bottom_mlp[0].weight.shape == (8, 0)
     np.testing.assert_array_equal(loaded.predict(rows), scores)
+
+
+def fit_where_files_are_short(path):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+    rows = np.arange(20_000)
+    few_bytes = pa.table({"y": rows % 2, "x": (rows % 3) * 0.5})  # as Parquet
+    try:
+        dlrm.fit(few_bytes, label="y")
+    except OSError as error:
+        path.write_text(json.dumps([error.errno, error.filename]))
+
+
+def test_a_full_disk_is_an_oserror_with_the_path(tmp_path):
+    process = forked.CONTEXT.Process(target=fit_where_files_are_short, args=(tmp_path / "error",))
+    process.start()
+    process.join()
+    number, name = json.loads((tmp_path / "error").read_text())
+    assert number == errno.EFBIG
+    assert "dataset" in name
+
+
+def test_a_column_can_be_a_number_and_an_id(tmp_path):
+    random = np.random.default_rng(0)
+    rows = table().slice(0, 600).append_column("age", pa.array(random.integers(-1, 30, 600)))
+    numerical = [{"column": "age", "missing_values": ["-1"]}, "price"]
+    categorical = [{"column": "age", "type": "integer"}, "shop"]
+    schema = {**SCHEMA, "numerical": numerical, "categorical": categorical}
+    model = dlrm.fit(rows, schema, max_steps=4, batch_size=64, embedding_dim=4, base_device="cpu")
+    assert model.transform.names == ["age", "price", "shop"]
+    assert model.row_transform.schema.numerical_names == ["age_number", "price"]
+    assert model.row_transform.schema.categorical_names == ["age", "shop"]
+    scores = model.predict(rows)
+    model.save(tmp_path / "model")
+    loaded = dlrm.load(tmp_path / "model")
+    dicts = rows.drop_columns(["bought"]).to_pylist()
+    for given in (rows.to_pylist(), dicts):
+        np.testing.assert_allclose(loaded.predict(given), scores, rtol=1e-6)
+    changed = [{**row, "age": 500} for row in dicts[:5]]
+    assert not np.allclose(loaded.predict(changed), scores[:5])
+    assert set(loaded.evaluate(rows)) >= {"auc"}

@@ -1,4 +1,4 @@
-"""Transfers between ranks, and messages of launchers."""
+"""Transfers between ranks, placements of tables, and messages of launchers."""
 
 import socket
 import sys
@@ -7,11 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import CONTEXT
+from hypothesis import given, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm import distributed
 from dlrm.distributed import OtherRankError, World, agreed, check_same, exchange, launch, part
+from dlrm.distributed.placement import Placement
 from dlrm.distributed.world import Launch
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 
 PLACES = {
     2: [[[0, 3], [1, 2, 4]], [[0, 1, 2, 3, 4], []], [[], [0, 1, 2, 3, 4]]],
@@ -38,8 +42,16 @@ def exchanged(world, tables_by_rank, batch, dtype, counts):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("batch", [0, 1, 2, 7, 64])
+@pytest.mark.parametrize(
+    ("batch", "dtype"),
+    [
+        (0, torch.float32),
+        (1, torch.float64),
+        (2, torch.float32),
+        (7, torch.bfloat16),
+        (64, torch.float16),
+    ],
+)
 @pytest.mark.parametrize(("size", "tables"), CASES, ids=str)
 def test_every_rank_gets_the_vectors_of_its_samples_and_the_gradients_of_its_tables(
     ranks, size, tables, batch, dtype
@@ -108,6 +120,61 @@ def test_the_order_of_vectors_is_computed_once_for_each_batch_size(ranks):
 def test_one_rank_exchanges_nothing():
     vectors = torch.randn(4, 2, 3)
     assert exchange(vectors, [[0, 1]], World())() is vectors
+
+
+def order_of_backward(world):
+    """Records when vector gradients are sent and awaited, and the bottom MLP's computed."""
+    model = DLRM(DLRMConfig((20, 30), 2, 4, (8, 4), (4, 1)), world)
+    batch, seen, begin = 8, [], dist.all_to_all_single
+
+    class Noted:
+        def __init__(self, work):
+            self.work = work
+
+        def wait(self):
+            seen.append("awaited")
+            return self.work.wait()
+
+    def sending(*transfer, **options):
+        seen.append("sent")
+        return Noted(begin(*transfer, **options))
+
+    dist.all_to_all_single = sending
+    try:
+        ids = torch.zeros(batch, len(model.fields_by_rank[world.rank]), dtype=torch.int64)
+        logits = model(torch.rand(batch // 2, 2), ids)
+        seen.clear()
+        for weight in model.bottom_mlp.parameters():
+            weight.register_post_accumulate_grad_hook(lambda _: seen.append("bottom MLP"))
+        logits.sum().backward()
+    finally:
+        dist.all_to_all_single = begin
+    return seen
+
+
+def test_gradients_of_vectors_travel_while_the_bottom_mlp_computes_its_own(ranks):
+    for seen in ranks(2).call(order_of_backward):
+        assert seen == ["sent", *["bottom MLP"] * 4, "awaited"]
+
+
+@given(st.integers(2, 5), st.lists(st.integers(5, 30), min_size=1, max_size=4), st.data())
+def test_tables_are_whole_or_equally_split(ranks, rows, data):
+    split = data.draw(st.sets(st.sampled_from(range(len(rows)))))
+    whole = [table for table in range(len(rows)) if table not in split]
+    placement = Placement.of_tables(rows, 4, [whole, *[[]] * (ranks - 1)], split)
+    assert placement.is_whole == (not split)
+    assert placement.tables_by_rank() == [[*range(len(rows))], *[sorted(split)] * (ranks - 1)]
+    for table, expected in enumerate(rows):
+        pieces = [piece for piece in placement.pieces if piece.table == table]
+        edges = [piece.rows for piece in pieces]
+        assert [begin for begin, _ in edges] == [0, *(end for _, end in edges[:-1])]
+        assert edges[-1][1] == expected
+        assert [piece.rank for piece in pieces] == ([*range(ranks)] if table in split else [0])
+        counts = [piece.num_rows for piece in pieces]
+        assert 0 < max(counts) - min(counts) + 1 <= 2
+    fields = placement.fields_by_rank([0, *range(len(rows)), 0])
+    assert fields[0] == [*range(len(rows) + 2)]
+    assert [0 in own for own in fields] == [len(rows) + 1 in own for own in fields]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
