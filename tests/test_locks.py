@@ -3,14 +3,16 @@
 import errno
 import os
 import signal
+import subprocess
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from dlrm import files, locks
-from dlrm.files import StagedDirectory, atomic_directory, atomic_file, write_atomically
+from dlrm.files import atomic_directory, atomic_file, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
 
@@ -69,6 +71,48 @@ def content(final):
     return {(final / name).read_text() for name in ("one", "two")}
 
 
+def test_a_lock_ends_with_its_process_however_it_ends(tmp_path):
+    path = tmp_path / "folder" / "lock"
+
+    def hold(pause):
+        with locks.lock(path):
+            pause()
+
+    with other_process(hold) as kill:
+        with pytest.raises(BlockingIOError, match="^at work$"), locks.lock(path, "at work"):
+            pytest.fail("the block must not run")
+        kill()
+        with locks.lock(path):  # waits
+            pass
+
+
+@pytest.mark.parametrize("is_command", [False, True])
+def test_a_fork_does_not_hold_a_lock_but_a_command_that_inherits_it(tmp_path, is_command):
+    path, left = tmp_path / "lock", tmp_path / "left"
+
+    def sleeping(held):
+        if is_command:
+            return subprocess.Popen(["sleep", "60"], pass_fds=[held]).pid
+        if not (process := os.fork()):
+            time.sleep(60)
+            os._exit(0)
+        return process
+
+    def hold(pause):
+        with locks.lock(path) as held:
+            left.write_text(str(sleeping(held)))
+            pause()
+
+    with other_process(hold) as kill:
+        kill()
+    outcome = pytest.raises(BlockingIOError) if is_command else nullcontext()
+    with outcome, locks.lock(path, "at work"):
+        pass
+    os.kill(int(left.read_text()), signal.SIGKILL)
+    with locks.lock(path):
+        pass
+
+
 def test_writers_with_one_process_id_do_not_mix_what_they_write(tmp_path, monkeypatch, exchanges):
     """As in two containers, in each of which the writer is process 1."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -81,10 +125,7 @@ def test_writers_with_one_process_id_do_not_mix_what_they_write(tmp_path, monkey
     assert names(tmp_path) == ["dataset"]
 
 
-def test_a_successor_with_the_same_process_id_removes_what_a_killed_writer_left(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(os, "getpid", lambda: 1)
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
     final = tmp_path / "dataset"
     with other_process(lambda pause: write(final, "killed", pause)) as kill:
         kill()
@@ -94,9 +135,7 @@ def test_a_successor_with_the_same_process_id_removes_what_a_killed_writer_left(
     assert names(tmp_path) == ["dataset"]
 
 
-def test_a_file_that_is_being_written_is_left_to_its_writer(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-
+def test_a_file_that_is_being_written_is_left_to_its_writer(tmp_path):
     def write_slowly(pause):
         with atomic_file(tmp_path / "scores") as partial:
             partial.write_text("slow")
@@ -118,6 +157,9 @@ def test_without_locks_nothing_of_another_process_is_removed(tmp_path, monkeypat
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    with locks.lock(tmp_path / "lock", "at work") as held, locks.lock(tmp_path / "lock", "at work"):
+        assert held is None
+    (tmp_path / "lock").unlink()
     final = tmp_path / "dataset"
     with other_process(lambda pause: write(final, "slow", pause)):
         write(final, "fast")
@@ -141,15 +183,6 @@ def test_ctrl_c_between_two_renames_keeps_the_old_directory(tmp_path, monkeypatc
         write(final, "new")
     assert content(final) == {"old"}
     assert names(tmp_path) == ["dataset"]
-
-
-def test_a_directory_is_removed_once(tmp_path):
-    staged = StagedDirectory(tmp_path / "dataset")
-    staged.publish()
-    with open(tmp_path / "other", "w") as other:  # it may get the descriptor of the lock
-        staged.remove()
-        other.write("text")
-    assert (tmp_path / "other").read_text() == "text"
 
 
 def test_a_directory_that_appeared_meanwhile_is_kept(tmp_path):
