@@ -41,7 +41,7 @@ def run_all(scheme, bucket, folder):
 
 def test_commands_by_s3_run(bucket, tmp_path):
     write_rows(open_store(bucket))
-    assert len(run_all("s3", bucket.authority, tmp_path)) == 6
+    assert len(run_all("s3", bucket.authority, tmp_path)) == 5
 
 
 def test_commands_by_google_storage_run(endpoint, store_uri, tmp_path, monkeypatch):
