@@ -276,7 +276,7 @@ def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Co
     columns += [pa.array(column.values, mask=column.missing) for column in numericals]
     for column in categoricals:
         _, present = pa.array(~column.missing).buffers()
-        digits = pa.py_buffer(hexlify(column.values.astype(">u4")))
+        digits = pa.py_buffer(hexlify(column.values.astype(">u4").tobytes()))
         ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
         columns.append(ids.cast(pa.string()))
     file = io.BytesIO()
