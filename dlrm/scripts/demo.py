@@ -109,16 +109,18 @@ def _title(stage: int, text: str) -> None:
     print(f"\n== [{stage}/5] {text} ==", flush=True)
 
 
+def _summary_of(log: Path) -> dict[str, float]:
+    *_, last = log.read_text(encoding="utf-8").splitlines()
+    return json.loads(last.removeprefix("DLLL "))["data"]
+
+
 def _shown(path: Path) -> str:
     """Returns the path as a person would type it here."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _summarize(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
-    trained, tested = (
-        json.loads(log.read_text(encoding="utf-8").splitlines()[-1].removeprefix("DLLL "))["data"]
-        for log in (run / "checkpoints/log.json", run / "test.json")
-    )
+    trained, tested = map(_summary_of, (run / "checkpoints/log.json", run / "test.json"))
     rows = read_json(dataset / "manifest.json")["rows"]
     test, validation = (
         "undefined (one class only)" if auc is None else f"{auc:.4f}"
