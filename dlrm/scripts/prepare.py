@@ -48,7 +48,6 @@ from dlrm.settings import REQUIRED, setting, settings_of
 
 if TYPE_CHECKING:
     from dlrm.data.tables.formats.base import TableFile
-    from dlrm.preproc.spark.query import SparkQuery
     from dlrm.preproc.tables.options import TableOptions
 
 _CRITEO = "criteo"
@@ -153,7 +152,9 @@ def _prepare_tables(own: PrepareConfig, values: Values) -> None:
     from dlrm.preproc.errors import EngineError, TaskError
     from dlrm.preproc.tables.prepare_tables import prepare_tables
 
-    query = _query(own, values)
+    query = spark_query(values, *_INPUTS)
+    if query is not None and own.engine != "spark":
+        raise ValueError(f"{query.flag}: expected --engine spark, got {own.engine}")
     tables: dict[str, list[TableFile]] = {}
     if own.engine == "local":
         skip_pandas()
@@ -173,14 +174,6 @@ def _prepare_tables(own: PrepareConfig, values: Values) -> None:
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     _suggest_training(own.output)
-
-
-def _query(own: PrepareConfig, values: Values) -> "SparkQuery | None":
-    """Returns Spark's query, or None if files are read."""
-    query = spark_query(values, *_INPUTS)
-    if query is not None and own.engine != "spark":
-        raise ValueError(f"{query.flag}: expected --engine spark, got {own.engine}")
-    return query
 
 
 def _found(paths: Sequence[str], own: PrepareConfig, values: Values) -> list["TableFile"]:
