@@ -151,6 +151,7 @@ def _score(predictor: "Scoring", source: str, name: str, values: Values) -> None
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     import numpy as np
 
+    from dlrm.data.layout import WEIGHT_FILE
     from dlrm.serving.scoring import probability, shares_of
     from dlrm.serving.sources import iter_scored_blocks
 
@@ -189,7 +190,11 @@ def _score(predictor: "Scoring", source: str, name: str, values: Values) -> None
         say(f"note: there are no rows in {name}")
     if labels and rows:
         _say_metrics(predictor, np.concatenate(logits), np.concatenate(labels))
-        _say_weights(Path(name, config.split))
+        if (Path(name, config.split) / WEIGHT_FILE).is_file():
+            say(
+                "note: these metrics count every row once; `dlrm evaluate --weights weight` weighs "
+                "rows as the dataset says"
+            )
     if line := shares.line() if rows else None:
         say(line, is_prose=True)
     if line := shares.unseen_values_warning():
@@ -245,17 +250,6 @@ def _say_metrics(predictor: "Scoring", logits: "np.ndarray", labels: "np.ndarray
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
             say(note, is_prose=True)
-
-
-def _say_weights(split: Path) -> None:
-    """Prints a line on the metrics of a dataset with sample weights, which `evaluate` can use."""
-    from dlrm.data import layout
-
-    if (split / layout.WEIGHT_FILE).is_file():
-        say(
-            "note: these metrics count every row once; `dlrm evaluate --weights weight` weighs "
-            "rows as the dataset says"
-        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from dlrm.scripts.common.table_flags import (
     SPARK,
     TEXT_FLAGS,
     FilesConfig,
-    preparation,
     say_progress,
     spark_query,
     text_format,
@@ -192,10 +191,14 @@ def _options(own: PrepareConfig, values: Values, by_files: bool) -> "TableOption
     if fraction is None:
         divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else _TEST_FRACTION
-    options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
-    options["increment"] = values.config(IncrementConfig)
-    division = values.config(SplitConfig, test_fraction=fraction)
-    return TableOptions(Schema.load(own.schema), division, text_format(values), **options)
+    return values.config(
+        TableOptions,
+        schema=Schema.load(own.schema),
+        division=values.config(SplitConfig, test_fraction=fraction),
+        text=text_format(values),
+        output_format=OUTPUT_FORMATS[0],
+        increment=values.config(IncrementConfig),
+    )
 
 
 def _engine(own: PrepareConfig, values: Values) -> Callable[[Path], Any]:
