@@ -11,8 +11,7 @@ optimizers, and differ only in the pooling of the list:
     torch      the same activation unit in plain torch, over the tensor [batch, longest, 4 * dim]
     factored   the same, with the first layer folded as in the native operator
 
-Sides take turns; "x sum" is the median of the rounds' ratios to sum pooling. `dlrm simulate
---history 20` writes rows with a planted attention, for the quality of both poolings.
+Sides take turns; "x sum" is the median of the rounds' ratios to sum pooling.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

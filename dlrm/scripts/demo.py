@@ -119,39 +119,34 @@ def _shown(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _auc(value: float | None) -> str:
-    return "undefined (one class only)" if value is None else f"{value:.4f}"
-
-
 def _summarize(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
-    trained, tested = _summary_of(run / "checkpoints/log.json"), _summary_of(run / "test.json")
+    trained, tested = map(_summary_of, (run / "checkpoints/log.json", run / "test.json"))
     rows = read_json(dataset / "manifest.json")["rows"]
-    lines = [
-        ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
-        (
-            "ROC AUC",
-            f"test {_auc(tested['auc'])} (selection)  "
-            f"validation {_auc(trained['validation_auc'])} (hold-out)",
-        ),
-    ]
+    test, validation = (
+        "undefined (one class only)" if auc is None else f"{auc:.4f}"
+        for auc in (tested["auc"], trained["validation_auc"])
+    )
+    lines = {
+        "rows": "  ".join(f"{split} {count:,}" for split, count in rows.items()),
+        "ROC AUC": f"test {test} (selection)  validation {validation} (hold-out)",
+    }
     if (raw / "planted.json").is_file():
         best = read_json(raw / "planted.json")
         reachable = "  ".join(f"{s} {best[s]['auc']:.4f}" for s in ("test", "validation"))
-        lines.append(("best possible", f"{reachable}  (planted in the simulated logs)"))
-    checkpoints = run / "checkpoints"
-    curves = checkpoints / "curves.png"
-    lines += [
-        ("training", f"{trained['average_train_throughput']:,.0f} samples/s"),
-        ("whole demo", f"{seconds:.0f} s"),
-        ("dataset", _shown(dataset)),
-        ("checkpoints", _shown(checkpoints)),
-        ("log", _shown(checkpoints / "log.json")),
-        ("page", _shown(run / "evaluation" / "evaluation.html")),
-        ("curves", _shown(curves) if curves.exists() else "none"),
-    ]
+        lines["best possible"] = f"{reachable}  (planted in the simulated logs)"
+    curves = run / "checkpoints/curves.png"
+    lines |= {
+        "training": f"{trained['average_train_throughput']:,.0f} samples/s",
+        "whole demo": f"{seconds:.0f} s",
+        "dataset": _shown(dataset),
+        "checkpoints": _shown(run / "checkpoints"),
+        "log": _shown(run / "checkpoints/log.json"),
+        "page": _shown(run / "evaluation/evaluation.html"),
+        "curves": _shown(curves) if curves.exists() else "none",
+    }
     width = min(shutil.get_terminal_size().columns, 100)
     print("\n" + " dlrm demo ".center(width, "="))
-    for name, value in lines:
+    for name, value in lines.items():
         print(f"{name:<14} {value}")
     print("=" * width)
 

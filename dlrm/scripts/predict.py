@@ -22,10 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dlrm.command_line import say
-from dlrm.data import layout
 from dlrm.documents import cell
 from dlrm.files import atomic_file, make_directories
 from dlrm.flags import Values, run_command
@@ -33,13 +30,14 @@ from dlrm.metrics.table import line_of, metrics_note, one_class_note
 from dlrm.preproc.spark.session import SparkConfig, open_engine
 from dlrm.scripts.common.scoring import CSV_FLAGS, open_predictor, scoring_line, source_config
 from dlrm.scripts.common.table_flags import SPARK, spark_query
-from dlrm.serving.exported import ExportedModel, exported_version
-from dlrm.serving.scoring import Scoring, probability, shares_of
 from dlrm.settings import REQUIRED, setting
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dlrm.preproc.spark.query import SparkQuery
     from dlrm.serving.rows.inputs import Inputs
+    from dlrm.serving.scoring import Scoring
     from dlrm.serving.sources import SourceBlock
 
 _LONGEST_BAR = 30  # characters, in an explanation
@@ -113,8 +111,10 @@ def _check_paths(own: PredictConfig, query: "SparkQuery | None") -> None:
         raise ValueError(f"--output {output}: is the --input, which it would replace")
 
 
-def _open(own: PredictConfig, values: Values) -> Scoring:
+def _open(own: PredictConfig, values: Values) -> "Scoring":
     """Opens a checkpoint, or an exported model."""
+    from dlrm.serving.exported import ExportedModel, exported_version
+
     if (version := exported_version(values["checkpoint"])) is None:
         return open_predictor(values["checkpoint"], own.input, values)
     for name in ("dataset", "explain"):
@@ -124,7 +124,7 @@ def _open(own: PredictConfig, values: Values) -> Scoring:
 
 
 @contextmanager
-def _rows_of_query(query: "SparkQuery", predictor: Scoring, values: Values) -> Iterator[str]:
+def _rows_of_query(query: "SparkQuery", predictor: "Scoring", values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
     from dlrm.preproc.errors import EngineError
     from dlrm.preproc.spark.query import fetch_rows
@@ -147,8 +147,12 @@ def _rows_of_query(query: "SparkQuery", predictor: Scoring, values: Values) -> I
             raise ValueError(f"{query.flag}: {message}") from None
 
 
-def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
+def _score(predictor: "Scoring", source: str, name: str, values: Values) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
+    import numpy as np
+
+    from dlrm.data.layout import WEIGHT_FILE
+    from dlrm.serving.scoring import probability, shares_of
     from dlrm.serving.sources import iter_scored_blocks
 
     own, began = values.config(PredictConfig), time.perf_counter()
@@ -186,7 +190,11 @@ def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
         say(f"note: there are no rows in {name}")
     if labels and rows:
         _say_metrics(predictor, np.concatenate(logits), np.concatenate(labels))
-        _say_weights(Path(name, config.split))
+        if (Path(name, config.split) / WEIGHT_FILE).is_file():
+            say(
+                "note: these metrics count every row once; `dlrm evaluate --weights weight` weighs "
+                "rows as the dataset says"
+            )
     if line := shares.line() if rows else None:
         say(line, is_prose=True)
     if line := shares.unseen_values_warning():
@@ -196,14 +204,18 @@ def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
 
 def _header(rows: int) -> bytes:
     """Returns the header of a .npy file of float32, in which NumPy leaves room for more rows."""
+    import numpy as np
+
     header = io.BytesIO()
     facts = {"descr": "<f4", "fortran_order": False, "shape": (rows,)}
     np.lib.format.write_array_header_1_0(header, facts)
     return header.getvalue()
 
 
-def _explanation(predictor: Scoring, inputs: "Inputs") -> Iterator[str]:
+def _explanation(predictor: "Scoring", inputs: "Inputs") -> Iterator[str]:
     """Yields each field's contribution to the logit of a row, as a table with bars."""
+    import numpy as np
+
     from dlrm.serving.importance import contributions
     from dlrm.serving.predictor import Predictor, field_names
 
@@ -223,7 +235,7 @@ def _explanation(predictor: Scoring, inputs: "Inputs") -> Iterator[str]:
         yield f"{name}  {value}  {added[field]:+9.4f}  {bar}".rstrip()
 
 
-def _shown_ids(predictor: Scoring, table: int, ids: list[int]) -> str:
+def _shown_ids(predictor: "Scoring", table: int, ids: list[int]) -> str:
     """Returns a row's value of a field, or those of a list, of which a long one is truncated."""
     transform = predictor.transform
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
@@ -231,22 +243,13 @@ def _shown_ids(predictor: Scoring, table: int, ids: list[int]) -> str:
     return ", ".join(map(cell, shown)) + more if shown else "(empty)"
 
 
-def _say_metrics(predictor: Scoring, logits: np.ndarray, labels: np.ndarray) -> None:
+def _say_metrics(predictor: "Scoring", logits: "np.ndarray", labels: "np.ndarray") -> None:
     metrics = predictor.tested(logits, labels)
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
     say(line_of(known), is_prose=True)
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
             say(note, is_prose=True)
-
-
-def _say_weights(split: Path) -> None:
-    """Prints a line on the metrics of a dataset with sample weights, which `evaluate` can use."""
-    if (split / layout.WEIGHT_FILE).is_file():
-        say(
-            "note: these metrics count every row once; `dlrm evaluate --weights weight` weighs "
-            "rows as the dataset says"
-        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from dlrm.scripts.common.table_flags import (
     SPARK,
     TEXT_FLAGS,
     FilesConfig,
-    preparation,
     say_progress,
     spark_query,
     text_format,
@@ -48,7 +47,6 @@ from dlrm.settings import REQUIRED, setting, settings_of
 
 if TYPE_CHECKING:
     from dlrm.data.tables.formats.base import TableFile
-    from dlrm.preproc.spark.query import SparkQuery
     from dlrm.preproc.tables.options import TableOptions
 
 _CRITEO = "criteo"
@@ -153,7 +151,9 @@ def _prepare_tables(own: PrepareConfig, values: Values) -> None:
     from dlrm.preproc.errors import EngineError, TaskError
     from dlrm.preproc.tables.prepare_tables import prepare_tables
 
-    query = _query(own, values)
+    query = spark_query(values, *_INPUTS)
+    if query is not None and own.engine != "spark":
+        raise ValueError(f"{query.flag}: expected --engine spark, got {own.engine}")
     tables: dict[str, list[TableFile]] = {}
     if own.engine == "local":
         skip_pandas()
@@ -175,14 +175,6 @@ def _prepare_tables(own: PrepareConfig, values: Values) -> None:
     _suggest_training(own.output)
 
 
-def _query(own: PrepareConfig, values: Values) -> "SparkQuery | None":
-    """Returns Spark's query, or None if files are read."""
-    query = spark_query(values, *_INPUTS)
-    if query is not None and own.engine != "spark":
-        raise ValueError(f"{query.flag}: expected --engine spark, got {own.engine}")
-    return query
-
-
 def _found(paths: Sequence[str], own: PrepareConfig, values: Values) -> list["TableFile"]:
     """Returns the files of tables; executors of Spark work in other directories than this one."""
     from dlrm.data.tables.files import find_tables
@@ -199,10 +191,14 @@ def _options(own: PrepareConfig, values: Values, by_files: bool) -> "TableOption
     if fraction is None:
         divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else _TEST_FRACTION
-    options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
-    options["increment"] = values.config(IncrementConfig)
-    division = values.config(SplitConfig, test_fraction=fraction)
-    return TableOptions(Schema.load(own.schema), division, text_format(values), **options)
+    return values.config(
+        TableOptions,
+        schema=Schema.load(own.schema),
+        division=values.config(SplitConfig, test_fraction=fraction),
+        text=text_format(values),
+        output_format=OUTPUT_FORMATS[0],
+        increment=values.config(IncrementConfig),
+    )
 
 
 def _engine(own: PrepareConfig, values: Values) -> Callable[[Path], Any]:

@@ -25,9 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from dlrm.command_line import (
     aligned,
@@ -39,12 +38,6 @@ from dlrm.command_line import (
     shell_line,
     text_of,
 )
-from dlrm.data import layout
-from dlrm.data.bags import take_rows
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.verification import Verifier
-from dlrm.data.workers import workers
 from dlrm.documents import brief, read_yaml
 from dlrm.files import errors_named, make_directories, write_atomically
 from dlrm.flags import ConfigFlags, Values, run_command
@@ -56,8 +49,10 @@ from dlrm.scripts.common.table_flags import say_progress
 from dlrm.settings import REQUIRED, check_settings, setting
 
 if TYPE_CHECKING:
+    import numpy as np
     import optuna
 
+    from dlrm.data.clicks.feature_spec import FeatureSpec
     from dlrm.tasks.recipe import DatasetFacts
 
 # Metrics of which either higher or lower values are better.
@@ -113,6 +108,8 @@ def _tune(values: Values) -> None:
             import optuna
         except ImportError as error:
             raise ValueError(missing_extra(error, "tune")) from error
+        from dlrm.data.clicks.feature_spec import FeatureSpec
+        from dlrm.data.workers import workers
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     options = values.config(TuneConfig)
@@ -140,7 +137,7 @@ def _tune(values: Values) -> None:
     print(shell_line([*command, "--save_checkpoint_path", free_name("run")]))
 
 
-def _space(options: TuneConfig, spec: FeatureSpec) -> Space:
+def _space(options: TuneConfig, spec: "FeatureSpec") -> Space:
     """Returns the space of the search, by default one around the settings of the recipe."""
     from dlrm.api.training import SETTINGS
     from dlrm.data.clicks.readers import SplitDataset
@@ -154,8 +151,10 @@ def _space(options: TuneConfig, spec: FeatureSpec) -> Space:
     return space
 
 
-def _begin(options: TuneConfig, space: Space, spec: FeatureSpec) -> "optuna.Study":
+def _begin(options: TuneConfig, space: Space, spec: "FeatureSpec") -> "optuna.Study":
     """Returns the study, a new one or one of the same dataset, space and flags."""
+    from dlrm.data import layout
+
     manifest = layout.read_dataset_manifest(spec.directory)
     found: dict[str, Any] = {f"--{name}": getattr(options, name) for name in _COMPARED}
     found |= {f"--space, {name}": value for name, value in space.items()}
@@ -230,7 +229,7 @@ def _train_next(options: TuneConfig, space: Space, folds: Path, threads: int, _:
         for name in _JUDGES:
             results[name][fold:] = [metrics[name]]
         step = fold * tests + done
-        trial.report(float(np.mean(results[options.metric])), step)
+        trial.report(fmean(results[options.metric]), step)
         if step < options.folds * tests and trial.should_prune():
             raise optuna.TrialPruned
 
@@ -250,12 +249,13 @@ def _train_next(options: TuneConfig, space: Space, folds: Path, threads: int, _:
     if end:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
     else:
-        study.tell(trial, float(np.mean(results[options.metric])))
+        study.tell(trial, fmean(results[options.metric]))
     return f"trial {number}: {'  '.join(f'{n} {_text(v)}' for n, v in results.items())}{end}"
 
 
 def _next_trial(study: "optuna.Study", options: TuneConfig, folds: Path) -> "optuna.Trial | None":
     """Returns a trial that no process has, or None if all are done or running."""
+    import numpy as np
     from optuna.samplers import TPESampler
     from optuna.trial import TrialState
 
@@ -340,7 +340,12 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
     Raises:
         ValueError: a file is damaged, or the fold has no rows to fit, or holds none out.
     """
+    from dlrm.data import layout
+    from dlrm.data.bags import take_rows
+    from dlrm.data.clicks.feature_spec import FeatureSpec
     from dlrm.data.clicks.readers import SplitDataset
+    from dlrm.data.clicks.writer import SplitWriter
+    from dlrm.data.verification import Verifier
 
     spec = FeatureSpec.load(options.dataset)
     verifier = Verifier(spec.directory, layout.KIND, "first")
@@ -369,8 +374,10 @@ def write_fold(options: TuneConfig, fold: int, directory: Path) -> None:
     layout.write_dataset_manifest(directory, counts, spec.cardinalities, {"fold": fold})
 
 
-def _held_out(options: TuneConfig, fold: int, block: int, rows: int) -> np.ndarray:
+def _held_out(options: TuneConfig, fold: int, block: int, rows: int) -> "np.ndarray":
     """Returns which rows of a block of a dataset's `rows` are held out in a fold."""
+    import numpy as np
+
     begin = block * _BLOCK_ROWS
     count = min(_BLOCK_ROWS, rows - begin)
     if options.order == "last":
@@ -419,8 +426,8 @@ def _table(trials: Sequence[Any], options: TuneConfig) -> list[str]:
 
 
 def _text(values: Sequence[float]) -> str:
-    deviation = f" ± {np.std(values, ddof=1):.5f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.5f}{deviation}" if values else "diverged"
+    deviation = f" ± {stdev(values):.5f}" if len(values) > 1 else ""
+    return f"{fmean(values):.5f}{deviation}" if values else "diverged"
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ def run_step(
         shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
-        held: descriptors, such as of locks, that stay open until the command ends, even if this
-            process is killed before.
+        held: descriptors, as of locks, that it inherits.
         unsaid: text that is not printed of errors, such as advice for the command alone.
     """
     words = [name, *words, *flags_of(flags)]
@@ -63,7 +62,7 @@ def run_step(
         pass_fds=held,
     ) as process:
         assert process.stdout is not None
-        errors = threading.Thread(target=_pass_on, args=(process.stderr, log, unsaid))
+        errors = threading.Thread(target=_print_errors, args=(process.stderr, log, unsaid))
         errors.start()
         try:
             for line in process.stdout:
@@ -79,8 +78,7 @@ def run_step(
         raise StepError(name, code if code > 0 else 128 - code)
 
 
-def _pass_on(errors: TextIO, log: TextIO, unsaid: str) -> None:
-    """Prints the lines of a stream for errors, and adds them to a log."""
+def _print_errors(errors: TextIO, log: TextIO, unsaid: str) -> None:
     for line in errors:
         log.write(line)
         print(line.replace(unsaid, ""), end="", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlrm.command_line import say
 from dlrm.data.choices import TABLE_FORMATS
@@ -50,11 +50,6 @@ def text_format(values: Values) -> TextFormat:
     if escaped:  # which a shell does not turn into a character
         return values.config(TextFormat, delimiter=given.encode().decode("unicode_escape"))
     return values.config(TextFormat)
-
-
-def preparation(values: Values) -> dict[str, Any]:
-    """Returns the fields of `PreparationOptions` that the flags determine."""
-    return {name: values[name] for name in settings_of(PreparationOptions) if name in values}
 
 
 def spark_query(values: Values, *others: str) -> "SparkQuery | None":

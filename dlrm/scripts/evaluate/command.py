@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.slices import Slices
 from dlrm.remote.cache import origin_of, with_uris
 from dlrm.scripts.common.scoring import open_predictor, source_config
+from dlrm.scripts.evaluate import EvaluateConfig
 from dlrm.scripts.evaluate.page import lines_of, page_of
-from dlrm.scripts.evaluate.rows import Collected, Columns, collect, divisions, find_columns, is_day
+from dlrm.scripts.evaluate.rows import Collected, collect, divisions, find_columns, is_day
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
     FittedRows,
@@ -40,31 +41,21 @@ from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import RECALIBRATED, SELECTION, Roles
 from dlrm.version import __version__
 
-if TYPE_CHECKING:
-    from dlrm.scripts.evaluate.__main__ import EvaluateConfig
-
 HTML, JSON = "evaluation.html", "evaluation.json"
 _KIND = "evaluation"  # kind in the manifest of a page
 _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no field is measured"
 
 
-def run(own: "EvaluateConfig", values: Values) -> None:
+def run(values: Values) -> None:
     """Runs the command: writes what was asked for, and then prints."""
-    split = values["split"]
+    own = values.config(EvaluateConfig)
     sources = _sources(own, values["dataset"])
     checkpoints = [values["checkpoint"], *([own.against] if own.against else [])]
     models = [open_predictor(path, sources[0], values) for path in checkpoints]
     correction = _correction(models[0], own)
-    config = source_config(models[0], values.filled({"label": True}))
-    if not reads_dataset(models[0], sources[0], config):
-        split = None
-    columns = _columns(models[0], Path(sources[0], split) if split else None, own)
-    fields = [name for name in dict.fromkeys(own.slices) if not is_day(models[0], name)]
-    scored = models
-    if own.recalibrate and models[0].recalibration is not None:  # a fit is to scores without one
+    found, split = _read(models, sources, own, values)
+    if own.recalibrate:
         correction = models[0].recalibration
-        scored = [models[0]._with_recalibration(None), *models[1:]]
-    found = collect(scored, sources, fields, config, columns, own.importance_rows)
     rows = found.rows
     if correction is not None:
         rows = replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
@@ -75,22 +66,19 @@ def run(own: "EvaluateConfig", values: Values) -> None:
     if own.recalibrate:
         correction, after = _recalibrated(found.rows)
         correction.fitted_to = FittedRows.from_sources(found.sources, split)
-        facts["recalibration"] = _after(after, sliced, own)
+        judged = judge(after, own.bootstrap, own.seed)
+        facts["recalibration"] = {
+            "judged": judged.to_json()["models"][0],
+            "reliability": _reliability(judged.ranked[0]),
+            "slices": _judged_slices(after, sliced, own),
+        }
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
         facts["importance_rows"] = len(found.sample[1])
         if not facts["importance"]:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.sample[1])))
     facts["curves"] = [_curves(ranked) for ranked in judgment.ranked]
-    written = []
-    if own.output:
-        _write(facts, own.output)
-        written.append(f"page: {own.output / HTML}")
-    if correction is not None and own.recalibrated_checkpoint:
-        write_recalibrated(models[0].path, correction, own.recalibrated_checkpoint)
-        written.append(
-            f"recalibrated checkpoint ({correction.kind}): {own.recalibrated_checkpoint}"
-        )
+    written = _write(facts, models[0], correction, own)
     if models[0].sampling_note and correction is None:
         say(models[0].sampling_note)
     for line in lines_of(facts):
@@ -99,14 +87,24 @@ def run(own: "EvaluateConfig", values: Values) -> None:
         say(line)
 
 
-def _write(facts: dict[str, Any], output: Path) -> None:
-    with atomic_directory(output, replace=_KIND) as directory:
-        (directory / JSON).write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
-        (directory / HTML).write_text(page_of(facts), encoding="utf-8")
-        write_manifest(directory, _KIND)
+def _write(
+    facts: dict[str, Any], model: Predictor, correction: Recalibration | None, own: EvaluateConfig
+) -> list[str]:
+    """Writes the page and the recalibrated checkpoint, if requested; returns lines about them."""
+    lines = []
+    if own.output:
+        with atomic_directory(own.output, replace=_KIND) as directory:
+            (directory / JSON).write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
+            (directory / HTML).write_text(page_of(facts), encoding="utf-8")
+            write_manifest(directory, _KIND)
+        lines.append(f"page: {own.output / HTML}")
+    if correction is not None and (output := own.recalibrated_checkpoint):
+        write_recalibrated(model.path, correction, output)
+        lines.append(f"recalibrated checkpoint ({correction.kind}): {output}")
+    return lines
 
 
-def _sources(own: "EvaluateConfig", dataset: str | None) -> list[str]:
+def _sources(own: EvaluateConfig, dataset: str | None) -> list[str]:
     """Returns the sources of rows: the files of `--input`, or else the dataset."""
     if dataset is None and not own.input:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
@@ -119,7 +117,7 @@ def _sources(own: "EvaluateConfig", dataset: str | None) -> list[str]:
     return sources
 
 
-def _correction(model: Predictor, own: "EvaluateConfig") -> Recalibration | None:
+def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     """Returns the correction for the sampling of negatives, if requested."""
     if own.sampling_rate is not None and own.recalibrate:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
@@ -137,12 +135,21 @@ def _correction(model: Predictor, own: "EvaluateConfig") -> Recalibration | None
     return None if own.sampling_rate is None else of_sampling_rate(own.sampling_rate)
 
 
-def _columns(model: Predictor, split: Path | None, own: "EvaluateConfig") -> Columns:
-    """Returns the locations of the groups, weights and times that flags request."""
-    transform = model.transform
-    schema = transform.schema if transform and not transform.is_log else None
-    times = any(is_day(model, name) for name in own.slices)
-    return find_columns(split, schema, own.groups, own.weights, times)
+def _read(
+    models: Sequence[Predictor], sources: Sequence[str], own: EvaluateConfig, values: Values
+) -> tuple[Collected, str | None]:
+    """Returns the scored rows, and the split that they are if they are a dataset's."""
+    first = models[0]
+    config = source_config(first, values.filled({"label": True}))
+    split = config.split if reads_dataset(first, sources[0], config) else None
+    fields = [name for name in dict.fromkeys(own.slices) if not is_day(first, name)]
+    by_day = len(fields) < len({*own.slices})
+    schema = first.transform.schema if first.transform and not first.transform.is_log else None
+    where = Path(sources[0], split) if split else None
+    columns = find_columns(where, schema, own.groups, own.weights, by_day)
+    if own.recalibrate and first.recalibration is not None:  # a fit is to scores without one
+        models = [first._with_recalibration(None), *models[1:]]
+    return collect(models, sources, fields, config, columns, own.importance_rows), split
 
 
 def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
@@ -156,20 +163,8 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
     return fit(logits, labels, weights), replace(rows, logits=(mapped,))
 
 
-def _after(
-    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: "EvaluateConfig"
-) -> dict[str, Any]:
-    """Returns the report on recalibrated rows, as JSON values."""
-    judgment = judge(rows, own.bootstrap, own.seed)
-    return {
-        "judged": judgment.to_json()["models"][0],
-        "reliability": _reliability(judgment.ranked[0]),
-        "slices": _judged_slices(rows, sliced, own),
-    }
-
-
 def _judged_slices(
-    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: "EvaluateConfig"
+    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: EvaluateConfig
 ) -> list[dict[str, Any]]:
     return [
         {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}

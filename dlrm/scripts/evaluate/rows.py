@@ -4,8 +4,9 @@ Groups, weights and times are files of their own, or columns of a dataset or a t
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,19 +28,7 @@ DAY = "day"  # in --slices
 _FILES = {"groups": "group_*.bin", "weights": "weight.bin"}
 _DTYPES: dict[str, np.dtype] = {"weight": np.dtype("<f4"), "time": np.dtype("<i8")}
 _GROUP_DTYPE = np.dtype("<u8")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Locations of the columns of some rows besides a model's inputs.
-
-    Attributes:
-        files: "groups", "weights" or "times" -> their file.
-        schema: schema of tables, which names the columns without a file; None for other rows.
-    """
-
-    files: Mapping[str, Path]
-    schema: Schema | None = None
+Columns = tuple[dict[str, Path], Schema | None]
 
 
 class _Block(NamedTuple):
@@ -100,6 +89,9 @@ def find_columns(
         schema: schema of the model's tables; None for logs.
         weights: a file or a column; `weight` is the schema's, if it has one.
 
+    Returns:
+        "groups", "weights" or "times" -> their file; and for tables a schema that names the others.
+
     Raises:
         FileNotFoundError: neither a file nor a column of a dataset has that name.
         ValueError: the schema names no time, or the rows are of a log.
@@ -116,7 +108,7 @@ def find_columns(
                 raise FileNotFoundError(
                     f"--slices day: expected rows with a time, got {split}, whose schema names none"
                 )
-        return Columns(files)
+        return files, None
     for flag, name in columns.items():
         if schema is None or os.sep in name:
             raise FileNotFoundError(f"{name}: no such file (--{flag})")
@@ -126,7 +118,7 @@ def find_columns(
                 "--slices day: expected rows of a table with a time, got a log; rows of several "
                 "logs are sliced by file"
             )
-        return Columns(files)
+        return files, None
     if times and schema.time is None:
         raise ValueError(
             "--slices day: expected rows with a time, but the schema of the model names none"
@@ -138,17 +130,14 @@ def find_columns(
         weight=schema.weight if weight == "weight" and schema.weight else weight,
         time=schema.time if times else None,
     )
-    return Columns(files, wanted)
+    return files, wanted
 
 
 def _dataset_file(split: Path, schema: Schema | None, flag: str, name: str) -> Path:
     """Returns the file of a dataset's column; the weights also have their name in the schema."""
-    if flag == "groups":
-        path = split / f"group_{name}.bin"
-    else:
-        is_weight = name == "weight" or (schema is not None and name == schema.weight)
-        path = split / ("weight.bin" if is_weight else "none")
-    if path.is_file():
+    is_weight = name == "weight" or (schema is not None and name == schema.weight)
+    path = split / (f"group_{name}.bin" if flag == "groups" else "weight.bin")
+    if path.is_file() and (flag == "groups" or is_weight):
         return path
     known = sorted(path.stem.removeprefix("group_") for path in split.glob(_FILES[flag]))
     has = f"has {', '.join(known) or 'none'}" if split.is_dir() else "does not exist"
@@ -175,9 +164,8 @@ def collect(
         ValueError: a row cannot be read or scored, rows have no labels, or the models do not take
             the same rows; the message names the row or the field.
     """
-    first = models[0]
-    places = _places_of(first, fields)
-    _check_same_columns(models)
+    first, (files, schema) = models[0], columns
+    places = _places_of(models, fields)
     transform = first.transform
     shares, sample = shares_of(transform), Sample(most_kept)
     lists: set[str] = set()
@@ -186,7 +174,9 @@ def collect(
     def take(block: SourceBlock) -> _Block:
         if block.labels is None:
             raise ValueError(f"{source}: expected rows with labels, got none (--label)")
-        logits = [model.logits_of(_inputs_of(model, first, block)) for model in models]
+        own = [block.inputs_of(m) if block.inputs_of else block.inputs for m in models[1:]]
+        inputs = [block.inputs, *own]
+        logits = [model.logits_of(of) for model, of in zip(models, inputs, strict=True)]
         values = []
         for name, place in places.items():
             column, is_list = _values(first, block.inputs, place)
@@ -199,7 +189,7 @@ def collect(
     blocks: list[_Block] = []
     counts = []
     for source in sources:
-        read = [*iter_scored_blocks(first, source, config, shares, take, columns.schema)]
+        read = [*iter_scored_blocks(first, source, config, shares, take, schema)]
         counts.append(sum(len(block.labels) for block in read))
         blocks += read
     if not sum(counts):
@@ -207,7 +197,7 @@ def collect(
     logits = tuple(map(np.concatenate, zip(*(block.logits for block in blocks), strict=True)))
     values = map(np.concatenate, zip(*(block.fields for block in blocks), strict=True))
     extra = {n: np.concatenate([block.extra[n] for block in blocks]) for n in blocks[0].extra}
-    weights, groups, times = _read_columns(columns.files, extra, sum(counts))
+    weights, groups, times = _read_columns(files, extra, sum(counts))
     labels = np.concatenate([block.labels for block in blocks])
     return Collected(
         ScoredRows(logits, labels, weights, groups),
@@ -222,32 +212,21 @@ def collect(
     )
 
 
-def _places_of(model: Predictor, fields: Sequence[str]) -> dict[str, int]:
-    """Returns field name -> index among the numerical fields followed by the tables."""
-    names = [name for kind in field_names(model) for name in kind]
+def _places_of(models: Sequence[Predictor], fields: Sequence[str]) -> dict[str, int]:
+    """Returns field name -> index among the columns, which are those of all models."""
+    names, *others = ([name for kind in field_names(model) for name in kind] for model in models)
     if unknown := [name for name in fields if name not in names]:
         raise ValueError(
             f"--slices {unknown[0]}: expected day, or a field of the model, one of "
             f"{', '.join(names)}"
         )
-    return {name: names.index(name) for name in fields}
-
-
-def _check_same_columns(models: Sequence[Predictor]) -> None:
-    first, *others = ([*field_names(model)[0], *field_names(model)[1]] for model in models)
     for other, model in zip(others, models[1:], strict=True):
-        if other != first:
+        if other != names:
             raise ValueError(
-                f"--against {model.path}: expected a model of the same columns, {first}, got "
+                f"--against {model.path}: expected a model of the same columns, {names}, got "
                 f"{other}"
             )
-
-
-def _inputs_of(model: Predictor, first: Predictor, block: SourceBlock) -> Inputs:
-    """Returns a model's inputs from a block that was read for the first model."""
-    if model is first or block.inputs_of is None:
-        return block.inputs
-    return block.inputs_of(model)
+    return {name: names.index(name) for name in fields}
 
 
 def _values(model: Predictor, inputs: Inputs, field: int) -> tuple[np.ndarray, bool]:
@@ -273,18 +252,18 @@ def divisions(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
     if found.unknown is not None:
         slices.append(("values without an id", by_unknown(found.unknown)))
     _, categorical = field_names(model)
+    transform = model.transform
+
+    def value(table: int, number: int) -> str:
+        return transform.value(table, number) if transform else f"id {number}"
+
     for name, values in found.fields.items():
         if name in categorical and name not in found.lists:
-            slices.append((name, by_value(values, _value_names(model, categorical.index(name)))))
+            slices.append((name, by_value(values, partial(value, categorical.index(name)))))
         else:
             shown = f"ids of {name}" if name in found.lists else name
             slices.append((shown, by_decile(values.astype(np.float64))))
     return slices
-
-
-def _value_names(model: Predictor, table: int) -> Callable[[int], str]:
-    transform = model.transform
-    return lambda number: transform.value(table, number) if transform else f"id {number}"
 
 
 def _read_columns(

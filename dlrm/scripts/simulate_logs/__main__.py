@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.scripts.simulate_logs.command import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation
 from dlrm.settings import REQUIRED, setting
 
 
@@ -40,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
+    from dlrm.scripts.simulate_logs.command import simulate
+
     output: Path = values["output"]
     planted = simulate(values.config(Simulation), output)
     aucs = {name: planted[name]["auc"] for name in ("test", "validation")}

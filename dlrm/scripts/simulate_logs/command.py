@@ -6,7 +6,6 @@ import math
 import time
 from binascii import hexlify
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,12 @@ import pyarrow as pa
 from pyarrow import csv
 
 from dlrm.files import atomic_directory
-from dlrm.limits import check_disk, check_features
+from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
-from dlrm.settings import check_settings, setting
+from dlrm.scripts.simulate_logs import ALWAYS_SMALL, Simulation
 
 _PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -30,53 +29,10 @@ _CRITEO_CARDINALITIES = (
     [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
     + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
 )  # fmt: skip
-_ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
 _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Parameters of simulated logs, which determine every number in them."""
-
-    rows: int = setting(700_000, "total number of rows")
-    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
-    seed: int = setting(0, "random seed; the same seed writes the same bytes")
-    num_numerical: int = setting(13, "number of integer columns")
-    num_categorical: int = setting(26, "number of categorical columns")
-    cardinality_scale: float = setting(
-        0.01,
-        f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
-        above=0,
-    )
-    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
-    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
-    drift: float = setting(
-        0.0,
-        "angle, in radians, by which all effects turn each day to others: effects that are N days "
-        "apart have the correlation cos(N * drift)",
-        least=0,
-    )
-    new_ids: float = setting(
-        0.0, "share of the ids that others replace each day, for good", least=0, most=1
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.days < 2:
-            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
-        if self.rows < 2 * self.days:
-            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
-        check_features("--num_numerical", self.num_numerical)
-        check_features("--num_categorical", self.num_categorical)
-        if self.num_numerical + self.num_categorical < 1:
-            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
-
-    def day_rows(self, day: int) -> int:
-        """Returns the number of rows of a day."""
-        return (day + 1) * self.rows // self.days - day * self.rows // self.days
 
 
 class Chunk(NamedTuple):
@@ -203,10 +159,10 @@ class _Categorical:
         s = simulation
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 4, index]))
         criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
-        scaled = max(min(criteo, _ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
+        scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
         self.cardinality = scaled
         self._exponent = draw.uniform(1.2, 1.6)
-        self._fresh = _FRESH_SHARE if scaled > _ALWAYS_SMALL else 0.0
+        self._fresh = _FRESH_SHARE if scaled > ALWAYS_SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
@@ -276,7 +232,7 @@ def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Co
     columns += [pa.array(column.values, mask=column.missing) for column in numericals]
     for column in categoricals:
         _, present = pa.array(~column.missing).buffers()
-        digits = pa.py_buffer(hexlify(column.values.astype(">u4")))
+        digits = pa.py_buffer(hexlify(column.values.astype(">u4").tobytes()))
         ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
         columns.append(ids.cast(pa.string()))
     file = io.BytesIO()

@@ -1,3 +1,3 @@
-"""Forwards to `dlrm.scripts.simulate_logs.command`, until benchmarks/remote.py names that."""
+"""Forwards to the package, until benchmarks/remote.py imports from there."""
 
-from dlrm.scripts.simulate_logs.command import Simulation  # noqa: F401
+from dlrm.scripts.simulate_logs import Simulation  # noqa: F401
