@@ -19,7 +19,6 @@ from dlrm.tasks import config
 from dlrm.train.checkpoints import nvidia
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
-from dlrm.train.optim.lamb import LAMB_FLAVORS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.vision import blocks, config as vision, efficientnet, resnet
 
@@ -40,7 +39,6 @@ NAMES = {
     "norms": (vision.NORMS, blocks.NORMS),
     "ResNets": (vision.RESNETS, resnet.VARIANTS),
     "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),
-    "flavors of LAMB": (optim.LAMB_NAMES, LAMB_FLAVORS),
     "feature orders": (checkpoint.FEATURE_ORDERS, nvidia.FEATURE_ORDERS),
     "paddings": (checkpoint.PADDINGS, nvidia.PADDINGS),
     "rows of a draft": ((DraftConfig.rows,), (SAMPLE_ROWS,)),

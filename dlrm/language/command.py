@@ -37,7 +37,7 @@ from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task

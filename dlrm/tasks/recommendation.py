@@ -117,7 +117,7 @@ class Recommendation(ClickTask):
     def _before_look_up(self, batch: Batch) -> None:
         if self._deferring:
             rows = self.model.rows(batch.categorical, batch.lengths)  # of the wide term, too
-            self._deferring.before_look_up(rows)
+            self._deferring.catch_up(rows)
 
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]

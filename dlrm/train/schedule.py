@@ -207,13 +207,6 @@ class CurveConfig:
         return partial(_rate, self, num_steps, warmup, drops)
 
 
-def learning_rate_curve(
-    config: CurveConfig, num_steps: int, steps_per_epoch: int
-) -> Callable[[int], float]:
-    """Returns `config.rates`."""
-    return config.rates(num_steps, steps_per_epoch)
-
-
 def _check_end(flag: str, end: float, lr: float) -> None:
     if end > lr:
         raise ValueError(f"--{flag} {end}: expected 0 to --lr {lr}, both included")

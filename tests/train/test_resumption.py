@@ -19,9 +19,8 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.log import RunLog, StoppedError
-from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.dense import CLICK_OPTIMIZERS, dense_optimizer
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.config import NetworkOptimizerConfig, OptimizerConfig
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS, dense_optimizer, network_optimizer
 from dlrm.train.trainer import Trainer
 
 SIZES, BATCH = (40, 7, 400), 8

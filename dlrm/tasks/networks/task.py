@@ -14,7 +14,8 @@ from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import keep_only, partition, recompute
 from dlrm.train.log import Loader
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.config import NetworkOptimizerConfig
+from dlrm.train.optim.dense import network_optimizer
 from dlrm.train.precision import LossScaler, autocast, loss_scaler
 from dlrm.train.task import one_after_another
 

@@ -23,8 +23,8 @@ from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
-from dlrm.train.schedule import CurveConfig, learning_rate_curve
+from dlrm.train.optim.config import NetworkOptimizerConfig
+from dlrm.train.schedule import CurveConfig
 from dlrm.train.trainer import Trainer
 
 
@@ -112,7 +112,7 @@ class NetworkWork(Work):
             "scaler": self.task.scaler(min((n for n in limits if n is not None), default=None)),
             "pipelines": self.pipelines,
             "accumulate": self.task.accumulate,
-            "schedule": learning_rate_curve(values.config(CurveConfig), num_steps, len(train)),
+            "schedule": values.config(CurveConfig).rates(num_steps, len(train)),
             "config": config,
             "ema": None if decay is None else EMA(self.task.model, decay),
         }

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm.train.optim.base import LossScaled, ParameterGroups, with_gradients, without_wrapper
-from dlrm.train.optim.config import LAMB_NAMES as LAMB_FLAVORS  # noqa: F401
 
 
 class Lamb(LossScaled, Optimizer):

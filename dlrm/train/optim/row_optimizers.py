@@ -130,8 +130,6 @@ class RowOptimizer(LossScaled, Optimizer):
             if late is None:
                 missed.forget()
 
-    before_look_up = catch_up
-
     @without_wrapper
     def step(self) -> None:
         for group in self.param_groups:
