@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -409,19 +409,3 @@ def write_array(path: str | os.PathLike, array: Any) -> None:
 
     with open(path, "wb") as file:
         npy.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
-
-
-class StagedDirectory:
-    """`atomic_directory` without a block, until the writer of checkpoints uses an `ExitStack`."""
-
-    def __init__(self, path: str | os.PathLike) -> None:
-        self.final, self._block = Path(path).resolve(), atomic_directory(path)
-        self.path = self._block.__enter__()
-
-    def publish(self) -> None:
-        self._block.__exit__(None, None, None)
-
-    def remove(self) -> None:
-        error = InterruptedError()
-        with suppress(InterruptedError):
-            self._block.__exit__(type(error), error, None)

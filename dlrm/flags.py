@@ -369,7 +369,7 @@ def run_command(
                 roles, own = {name: roles[name] for name in roles.keys() - left}, values
             if not any(is_uri(item) for name in roles for item in _items(values[name])):
                 return act(own)
-            from dlrm.remote.edges import run_locally
+            from dlrm.remote.localize import run_locally
 
             return run_locally(values, roles, lambda local: act(own.replaced(local)))
         except HelpAsked as asked:

@@ -189,23 +189,3 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class OwnedDirectory:
-    """`owned_directory` without a block, until its callers use one."""
-
-    def __init__(self, parent: Path, prefix: str) -> None:
-        self._block = owned_directory(parent / f"{prefix}{new_suffix()}")
-        self.path = self._block.__enter__()
-
-    def remove(self) -> None:
-        self._block.__exit__(None, None, None)
-
-
-def try_lock(path: Path) -> int | None:
-    """Locks a file without waiting, until `dlrm daily` uses `lock`; returns its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    if _flock(descriptor, fcntl.LOCK_EX):
-        return descriptor
-    os.close(descriptor)
-    return None

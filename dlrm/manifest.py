@@ -288,6 +288,3 @@ def check_lines(path: str | os.PathLike) -> None:
             f"{brief(first.decode('utf-8', 'replace'))}: damaged; copy or make it again; delete "
             "the first line of a file that you have edited"
         )
-
-
-crc32 = checksum  # of small files it is the same; until its callers have switched

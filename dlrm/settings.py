@@ -86,7 +86,7 @@ def setting(default: Any, help: str, *, choices: Iterable[str] | None = None, **
             `repeated`, with a flag or a further word for each item. A checkpoint determines
             settings that are `architecture`, and a resumed run may change those that are
             `resumable`. `uri` says what happens where the value is a URI, such as "read" or
-            "write"; see `dlrm.remote.edges.Role`.
+            "write"; see `dlrm.remote.localize.run_locally`.
     """
     names = None if choices is None else tuple(choices)
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})

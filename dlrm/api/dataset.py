@@ -23,10 +23,9 @@ from dlrm.preproc.errors import TaskError
 from dlrm.preproc.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.prepare_tables import prepare_tables
-from dlrm.remote.cache import with_uris
-from dlrm.remote.copies import Copies, check_path, is_fetched, output_at
+from dlrm.remote.localize import check_path, errors_shown, local_path, output_at
 from dlrm.remote.publish import find_published
-from dlrm.remote.uri import Uri
+from dlrm.remote.uri import Uri, is_uri, shown
 from dlrm.serving.wording import in_python
 from dlrm.settings import settings_of
 
@@ -57,8 +56,9 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
-        with Copies() as copies:
-            self.path = copies.path_of(path, "path")
+        with errors_shown():
+            self._copy = local_path(path, "path")
+            self.path = Path(self._copy)
             if self.path.is_file():
                 raise ValueError(
                     f"{self.path}: expected a table in memory or a dataset's directory, got a "
@@ -67,8 +67,7 @@ class Dataset:
             manifest = layout.read_dataset_manifest(self.path)
             if manifest is None:
                 raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
-            self._describe(with_uris(str(self.path)), manifest)
-            copies.keep_for(self)
+            self._describe(shown(str(self.path)), manifest)
 
     def _describe(self, origin: str, manifest: Mapping[str, Any]) -> None:
         self.origin, self.is_temporary = origin, False
@@ -87,10 +86,8 @@ class Dataset:
     @cached_property
     def path(self) -> Path:
         """The directory, which is fetched."""
-        with Copies() as copies:
-            path = copies.path_of(self.origin, "path")
-            copies.keep_for(self)
-        return path
+        self._copy = local_path(self.origin, "path")
+        return Path(self._copy)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
@@ -151,7 +148,7 @@ class Dataset:
         say = print if verbose else say_nothing
         with in_python():
             made = preparation(cls.from_arrow, schema, given, divided=len(tables) > 1)
-            is_local = output is not None and not is_fetched(output)
+            is_local = output is not None and not is_uri(output)
             temporary = None if is_local else temporary_directory()
             folder = temporary.name if temporary else None
             place = Path(folder or "", "dataset") if output is None else output

@@ -19,10 +19,9 @@ from dlrm.preproc.options import IncrementConfig
 from dlrm.preproc.spark.query import SparkQuery
 from dlrm.preproc.spark.session import session_engine, shares_folders
 from dlrm.remote.cache import Cache
-from dlrm.remote.copies import check_path, is_fetched, output_at
-from dlrm.remote.edges import Role, local_value
-from dlrm.remote.output import Output
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.localize import check_path, localized, output_at
+from dlrm.remote.publish import Output
+from dlrm.remote.uri import Local, Uri, is_uri
 from dlrm.serving.wording import in_python
 from dlrm.settings import uris_of
 
@@ -80,12 +79,13 @@ def run(
     """
     say = print if verbose else say_nothing
     with in_python(_NAMES), ExitStack() as stack:
+        held: list[Local] = []
 
         def fetch(extend: str) -> str:
-            if not is_fetched(extend):
+            if not is_uri(extend):
                 return extend
-            files = Role.parse(uris_of(IncrementConfig)["extend"]).words
-            return local_value(stack, Cache.open(cache_dir), extend, files)
+            _, *files = uris_of(IncrementConfig)["extend"].split(", ")
+            return localized(extend, Cache.open(cache_dir), held, files)
 
         made = preparation(run, schema, options, fetch=fetch)
         check_path(destination, "destination")
@@ -104,7 +104,7 @@ def run(
                 hint = "" if overwrite else "; overwrite=True replaces it"
                 raise FileExistsError(f"{error}{hint}") from error
 
-        if is_fetched(destination) and not shares_folders(spark):
+        if is_uri(destination) and not shares_folders(spark):
             from dlrm.preproc.spark.stored_files import outlines
 
             uri, cache = Uri.parse(destination), Cache.open(cache_dir)
@@ -114,10 +114,10 @@ def run(
             write(path, lambda given: outlined(list(map(os.fspath, given)), "input"))
             output.publish()
             return Dataset._at(uri)
-        temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
+        temporary = temporary_directory(cache_dir) if is_uri(destination) else None
         folder = None if temporary is None else temporary.name
         with output_at(destination, "destination", kind, folder) as path:
-            write(path, partial(_local, path, stack, cache_dir))
+            write(path, partial(_local, path, held, cache_dir))
     dataset = Dataset(path)
     if temporary:
         weakref.finalize(dataset, temporary.cleanup)
@@ -144,11 +144,11 @@ def _rows(
 
 
 def _local(
-    output: Path, stack: ExitStack, cache_dir: str | os.PathLike | None, given: list[Any]
+    output: Path, held: list[Local], cache_dir: str | os.PathLike | None, given: list[Any]
 ) -> list[str]:
     for one in given:
         if not is_uri(one):
             check_outside(output, Path(one))
-    if any(map(is_fetched, given)):
-        given = local_value(stack, Cache.open(cache_dir), given)
+    if any(map(is_uri, given)):
+        given = localized(given, Cache.open(cache_dir), held)
     return [os.path.abspath(one) for one in given]  # as executors work in other directories

@@ -8,10 +8,10 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from dlrm.locks import OwnedDirectory, remove_abandoned
+from dlrm.locks import new_suffix, owned_directory, remove_abandoned
 
 _PREFIX = "process-"
-_owned: dict[tuple[int, str], OwnedDirectory] = {}  # by process, as forks have this too, and place
+_owned: dict[tuple[int, str], Path] = {}  # by process, as forks have this too, and place
 _lock = threading.Lock()
 
 
@@ -27,17 +27,13 @@ def temporary_directory(folder: str | os.PathLike | None = None) -> tempfile.Tem
 def _of_this_process(folder: str | os.PathLike | None) -> Path:
     place = os.getpid(), os.path.abspath(folder or tempfile.gettempdir())
     with _lock:
-        if place not in _owned or not _owned[place].path.is_dir():
+        if place not in _owned or not _owned[place].is_dir():
             parent = _of_this_user(Path(place[1]))
             remove_abandoned(parent, _PREFIX)
-            _owned[place] = OwnedDirectory(parent, _PREFIX)
-            atexit.register(_remove, *place)
-        return _owned[place].path
-
-
-def _remove(process: int, place: str) -> None:
-    if process == os.getpid():  # not in a fork
-        _owned[process, place].remove()
+            block = owned_directory(parent / f"{_PREFIX}{new_suffix()}")
+            _owned[place] = block.__enter__()
+            atexit.register(block.__exit__, None, None, None)
+        return _owned[place]
 
 
 def _of_this_user(place: Path) -> Path:

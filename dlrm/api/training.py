@@ -24,9 +24,9 @@ from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local, link_or_copy
 from dlrm.flags import Values
 from dlrm.remote.cache import Cache
-from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
+from dlrm.remote.localize import check_path, errors_shown, local_path
 from dlrm.remote.mirror import Mirror, NotUploadedError, mirrored
-from dlrm.remote.uri import Uri
+from dlrm.remote.uri import Local, Uri, is_uri
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
@@ -317,7 +317,7 @@ def train_and_load(
     training: Training, save_checkpoint_path: str | os.PathLike | None, verbose: bool
 ) -> Predictor:
     """Trains and returns the model; for the other arguments see `fit`."""
-    is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
+    is_local = save_checkpoint_path is not None and not is_uri(save_checkpoint_path)
     temporary = None if is_local else temporary_directory()
     path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
     progress = is_watched() if training.watch.progress is None else training.watch.progress
@@ -327,10 +327,10 @@ def train_and_load(
         if temporary and save_checkpoint_path is not None:
             mirror = stack.enter_context(_mirror(Uri.parse(save_checkpoint_path)))
             path = mirror.path
-        with lines as log, own_settings(training.tf32), Copies() as copies:
+        with lines as log, own_settings(training.tf32), errors_shown():
             values = training.settings(path)
             if values["distill"] is not None:
-                teacher = str(copies.path_of(values["distill"], "distill"))
+                teacher = local_path(values["distill"], "distill")
                 values = values.replaced({"distill": teacher})
             config = settle(values, world, training.continued)
             results, roles = _train(training, config, log, mirror)
@@ -339,7 +339,7 @@ def train_and_load(
         if temporary and mirror is not None:
             mirror.saved(all_checkpoints(path))  # whose best one has the summary now
             best = Checkpoint.open(path).path  # the local directory is removed at the end
-            path = path_in(temporary.name, mirror.uri) / best.name
+            path = Path(Local.within(temporary.name, mirror.uri.below(best.name)))
             shutil.copytree(best, path, copy_function=link_or_copy)
     model = load(path)
     if temporary:

@@ -23,7 +23,7 @@ from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.objects import Entry, Wanted, download, link, open_store
-from dlrm.remote.uri import Local, Uri, origin, shown, values_with_uris  # noqa: F401
+from dlrm.remote.uri import Local, Uri
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -199,6 +199,3 @@ def _status(path: Path, name: str) -> Any:
     with suppress(FileNotFoundError):
         return getattr(path.stat(), name)
     return 0
-
-
-with_uris, origin_of = shown, origin  # until their callers call these

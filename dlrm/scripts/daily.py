@@ -11,12 +11,10 @@ The same command may run at any time, such as every hour: it learns no day twice
 was stopped or killed. The model of a day is chain/days/NAME/run.
 """
 
-import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,10 +25,10 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.locks import remove_unused, try_lock
+from dlrm.locks import lock, remove_unused
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.metrics.table import title
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.uri import Local, Uri, is_uri
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.scripts.common.table_flags import FilesConfig
 from dlrm.settings import REQUIRED, check_settings, setting, settings_of
@@ -83,7 +81,7 @@ def _at_store(values: Values) -> tuple[str, ...]:
 
 def _run(values: Values) -> int:
     from dlrm.remote.cache import Cache
-    from dlrm.remote.edges import local_value, show_uris
+    from dlrm.remote.localize import localized, show_uris
 
     own, cache = values.config(DailyConfig), None
     if is_uri(own.days):
@@ -91,20 +89,22 @@ def _run(values: Values) -> int:
         cache = Cache.of_flags(values)
     output = own.output.absolute()
     make_directories(output / DAYS)
-    if (lock := try_lock(output / ".lock")) is None:
-        raise FileExistsError(f"{own.output}: another dlrm daily, or a step of it, is at work here")
-    with os.fdopen(lock), open(output / LOG, "a", buffering=1, encoding="utf-8") as log:
+    busy = f"{own.output}: another dlrm daily, or a step of it, is at work here"
+    with (
+        lock(output / ".lock", busy) as held_lock,
+        open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
+    ):
         tidy_leftovers(output / DAYS)
-        learner = _Learner(own, values, log, lock)
+        learner = _Learner(own, values, log, held_lock)
         new = learner.new_days()
         learner.finish()
         width = max(map(len, ["day", *new]))
         say(_line(_HEADS, width) if new else f"nothing new since {learner.days[-1]['name']}")
         for name, place in new.items():
             try:
-                with ExitStack() as stack:
-                    (path,) = local_value(stack, cache, [str(place)]) if cache else [str(place)]
-                    learner.learn(name, Path(path).absolute())
+                held: list[Local] = []  # keeps the copy until the day is learned
+                (path,) = localized([str(place)], cache, held) if cache else [str(place)]
+                learner.learn(name, Path(path).absolute())
             except StepError as failed:
                 why = f"{failed}; its lines are in {own.output / LOG}; the same command tries again"
                 return say_error(f"{place}: {why}", failed.code)
@@ -125,7 +125,7 @@ def find_days(folder: Path) -> dict[str, Path | Uri]:
         ValueError: two entries are the same day.
     """
     if is_uri(folder):
-        from dlrm.remote.store import find_entries
+        from dlrm.remote.objects import find_entries
 
         root = Uri.parse(folder).below("")
         keys = {entry.key[len(root.key) :].partition("/")[0] for entry in find_entries(root)}
@@ -153,7 +153,7 @@ def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
 class _Learner:
     """Learns days, one at a time; `days` are the records of those that are learned, in order."""
 
-    def __init__(self, own: DailyConfig, values: Values, log: TextIO, lock: int) -> None:
+    def __init__(self, own: DailyConfig, values: Values, log: TextIO, lock: int | None) -> None:
         from dlrm.data.schema.schema import Schema
 
         self._own, self._log, self._lock = own, log, lock
@@ -245,7 +245,7 @@ class _Learner:
             self._step("train", flags | {"set_aside": 0, "recipe": "auto"})
 
     def _step(self, name: str, flags: Mapping[str, Any], words: Sequence[str] = ()) -> None:
-        held = [self._lock]
+        held = [] if self._lock is None else [self._lock]
         run_step(name, flags, self._log, "^warning:", words, held=held, unsaid=LEAVES_OUT)
 
     def finish(self) -> None:

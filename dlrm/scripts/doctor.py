@@ -22,8 +22,7 @@ from pathlib import Path
 from shlex import quote
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.host_cores import available_cores, idle_cores
-from dlrm.host_memory import host_memory
+from dlrm.machine import available_cores, host_memory, idle_cores
 from dlrm.scripts.common.java import java_version
 from dlrm.settings import setting
 from dlrm.version import __version__

@@ -16,7 +16,6 @@ several at the same time share it, and more --trials extend it. --space names a 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import fcntl
 import json
 import math
 import shutil
@@ -41,9 +40,9 @@ from dlrm.command_line import (
 from dlrm.documents import brief, read_yaml
 from dlrm.files import errors_named, make_directories, write_atomically
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.host_cores import available_cores
 from dlrm.limits import check_processes
-from dlrm.locks import OwnedDirectory, remove_abandoned
+from dlrm.locks import remove_abandoned
+from dlrm.machine import available_cores
 from dlrm.metrics.table import HIGHER, METRICS, SHOWN, cost
 from dlrm.scripts.common.table_flags import say_progress
 from dlrm.settings import REQUIRED, check_settings, setting
@@ -120,16 +119,16 @@ def _tune(values: Values) -> None:
     space = _space(options, spec)
     study = _begin(options, space, spec)
     remove_abandoned(options.output, _FOLDS)
-    folds = OwnedDirectory(options.output, _FOLDS)
-    try:
-        with errors_named(options.output), workers(processes) as in_order:
-            for fold in range(options.folds):
-                write_fold(options, fold, folds.path / str(fold))
-            train = partial(_train_next, options, space, folds.path, max(cores // processes, 1))
-            for line in filter(None, in_order(train, range(options.trials))):
-                say_progress(line)
-    finally:
-        folds.remove()
+    with (
+        owned_directory(options.output / f"{_FOLDS}{new_suffix()}") as folds,
+        errors_named(options.output),
+        workers(processes) as in_order,
+    ):
+        for fold in range(options.folds):
+            write_fold(options, fold, folds / str(fold))
+        train = partial(_train_next, options, space, folds, max(cores // processes, 1))
+        for line in filter(None, in_order(train, range(options.trials))):
+            say_progress(line)
     for line in _write_results(options, study):
         say(line)
     command = ["dlrm", "train", "--dataset", str(options.dataset)]
@@ -259,8 +258,7 @@ def _next_trial(study: "optuna.Study", options: TuneConfig, folds: Path) -> "opt
     from optuna.samplers import TPESampler
     from optuna.trial import TrialState
 
-    with open(options.output / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock(options.output / ".lock"):
         for one in study.get_trials(states=[TrialState.RUNNING]):
             if not folds.with_name(one.user_attrs.get("folds", "none")).exists():  # was killed
                 study.tell(one.number, state=TrialState.FAIL)

@@ -21,7 +21,7 @@ from dlrm.distributed import agreed
 from dlrm.flags import Values
 from dlrm.metrics.table import metrics_note
 from dlrm.model.dlrm import DLRM
-from dlrm.remote.cache import with_uris
+from dlrm.remote.uri import shown
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.tasks.advice import advice
 from dlrm.tasks.config import CONSTANT, REWARM
@@ -68,7 +68,7 @@ class ClickWork(Work):
     def data_name(self) -> str:
         """The dataset, for messages."""
         dataset = self.values["dataset"]
-        return with_uris(dataset) if dataset else f"--dataset_type {self.values['dataset_type']}"
+        return shown(dataset) if dataset else f"--dataset_type {self.values['dataset_type']}"
 
     @cached_property
     def own(self) -> Datasets:

@@ -8,7 +8,7 @@ import torch
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.host_memory import host_memory, machine
+from dlrm.machine import host_memory, machine
 from dlrm.model.config import DLRMConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS

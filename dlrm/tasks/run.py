@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from dlrm.distributed import World, agreed, check_same, choose_device, from_first
 from dlrm.files import check_all_local
 from dlrm.flags import Values
-from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
+from dlrm.remote.uri import values_with_uris
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import stopped_by_sigterm

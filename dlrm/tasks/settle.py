@@ -11,7 +11,7 @@ from dlrm.data.clicks.datasets import Source
 from dlrm.distributed import World, agreed
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE
-from dlrm.remote.cache import with_uris
+from dlrm.remote.uri import shown
 from dlrm.tasks.assembly import Assembly
 from dlrm.tasks.click import ClickWork, has_recipe
 from dlrm.tasks.config import (
@@ -252,8 +252,8 @@ def _continued(
         return resumed.config.get(CONTINUES) if resumed else None
     assert checkpoint is not None
     path = values["save_checkpoint_path"]
-    directory = with_uris(str(checkpoint.path.parent.absolute()))
-    saved_in = path and with_uris(str(Path(path).absolute()))
+    directory = shown(str(checkpoint.path.parent.absolute()))
+    saved_in = path and shown(str(Path(path).absolute()))
     same = saved_in and Path(saved_in).exists() and Path(saved_in).samefile(checkpoint.path.parent)
     if saved_in and (saved_in == directory or same):
         raise ValueError(

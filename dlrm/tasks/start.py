@@ -19,8 +19,8 @@ from dlrm.distributed import (
 )
 from dlrm.flags import Values
 from dlrm.manifest import digest
-from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import Mirror
+from dlrm.remote.uri import values_with_uris
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import end_with_launcher
 from dlrm.tasks.local_paths import enter_local_paths

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 from dlrm.documents import json_text
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
-from dlrm.remote.cache import with_uris
+from dlrm.remote.uri import shown
 from dlrm.train.reports.console import Console, is_watched, progress_bar
 from dlrm.train.reports.trackers import Tracker
 
@@ -75,7 +75,7 @@ class RunLog:
 
     def parameters(self, values: dict[str, Any]) -> None:
         """Records the flags of the run, with URIs in place of paths in the cache."""
-        values = {k: with_uris(v) if isinstance(v, str) else v for k, v in values.items()}
+        values = {k: shown(v) if isinstance(v, str) else v for k, v in values.items()}
         self._write(type="LOG", step="PARAMETER", data=values)
         for tracker in self.trackers:
             tracker.send("flags", values)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
-from dlrm.manifest import crc32
+from dlrm.manifest import checksum
 from dlrm.tasks.networks import flags as network_flags, work as networks
 from dlrm.tasks.networks.checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.tasks.networks.work import EmptyLoader, NetworkWork
@@ -223,7 +223,7 @@ def _validate(run: Run) -> dict[str, float]:
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
     facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "amp", "amp_dtype")}
     if values["data"] == "dataset":
-        facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
+        facts["dataset"] = checksum(Path(values["dataset"], MANIFEST))
     tested_on = name_of(values["dataset"] or values["data"], facts)
     best = validate_all(work.task, test, values["restore_path"], results, run.log, tested_on)
     return best.summary()

@@ -201,7 +201,7 @@ def test_columns_have_roles_in_a_draft_and_those_that_leak_are_named():
 def test_what_users_need_is_what_the_package_lists():
     names = dir(dlrm)
     assert {"fit", "load", "Dataset", "Schema"} <= set(names)
-    assert not [name for name in names if name in ("importlib", "files", "host_cores", "Any")]
+    assert not [name for name in names if name in ("importlib", "files", "machine", "Any")]
     assert all(getattr(dlrm, name).__doc__ for name in names if not name.startswith("_"))
 
 

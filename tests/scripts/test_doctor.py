@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dlrm
-from dlrm import host_cores, ops
+from dlrm import ops
 from dlrm.ops import library
 from dlrm.scripts import doctor
 

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import dlrm
 from dlrm.command_line import flags_of
+from dlrm.remote.uri import variables as local_paths
 
 # Where `python -m` finds this package first, whatever the current folder has.
 _HERE = Path(dlrm.__file__).resolve().parent.parent
@@ -54,7 +55,7 @@ def run_step(
     log.write(f"$ dlrm {shlex.join(words)}\n")
     with subprocess.Popen(
         [sys.executable, "-m", "dlrm", *words],
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **local_paths(), **(variables or {})},
         cwd=_HERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,7 +20,7 @@ from dlrm.metrics.intervals import wilson
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.slices import Slices
-from dlrm.remote.cache import origin_of, with_uris
+from dlrm.remote.uri import origin, shown
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate import EvaluateConfig
 from dlrm.scripts.evaluate.page import lines_of, page_of
@@ -193,16 +193,16 @@ def _facts(
     flags = [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
     return {
         "dlrm_version": __version__,
-        "checkpoint": with_uris(str(models[0].path)),
-        "against": with_uris(str(models[1].path)) if len(models) > 1 else None,
-        "sources": [with_uris(source) for source in found.sources],
+        "checkpoint": shown(str(models[0].path)),
+        "against": shown(str(models[1].path)) if len(models) > 1 else None,
+        "sources": [shown(source) for source in found.sources],
         "split": split,
         "role": _role(models[0], found.sources, split),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": flags,
         "intervals": judgment.method,
-        "notes": [with_uris(note) for note in _notes(models, found, judgment)],
+        "notes": [shown(note) for note in _notes(models, found, judgment)],
         **judgment.to_json(),
     }
 
@@ -220,7 +220,7 @@ def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
     config = Checkpoint(model.path).config
     roles, trained = Roles.from_config(config), config.get("flags", {}).get("dataset")
-    if roles is None or trained is None or origin_of(trained) != origin_of(dataset):
+    if roles is None or trained is None or origin(trained) != origin(dataset):
         return None
     return roles.of(split)
 

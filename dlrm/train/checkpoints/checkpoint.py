@@ -36,7 +36,7 @@ from dlrm.files import MANIFEST
 from dlrm.locks import in_use
 from dlrm.manifest import check_files, digest, files_of, read_manifest
 from dlrm.ops import split_float32
-from dlrm.remote.cache import origin_of
+from dlrm.remote.uri import origin
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
 from dlrm.train.checkpoints.nvidia import NvidiaModel, is_nvidia, read_nvidia
 from dlrm.train.checkpoints.state import (
@@ -110,7 +110,7 @@ class Checkpoint:
     @property
     def uri(self) -> str:
         """The URI that the checkpoint was fetched from, or its absolute path."""
-        return origin_of(self.path)
+        return origin(self.path)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

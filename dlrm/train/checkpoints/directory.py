@@ -1,18 +1,18 @@
 """The checkpoints of a run: all of them, the newest and the best."""
 
-import fcntl
 import math
 import os
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import brief, read_json, with_nan
 from dlrm.files import MANIFEST, check_local, make_directories, tidy_leftovers, write_atomically
-from dlrm.locks import in_use, new_suffix, remove_unused, sync
+from dlrm.locks import in_use, lock, new_suffix, remove_unused, sync
 from dlrm.manifest import read_manifest, read_sealed, sealed_json
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import PROGRESS, CheckpointWriter
@@ -74,15 +74,11 @@ class CheckpointDirectory:
         """
         with agreed(self.world, OSError, ValueError):
             if self.world.rank == 0:
-                lock = os.open(self.path, os.O_RDONLY)
-                self.release = weakref.finalize(self, os.close, lock)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.release()
-                    raise BlockingIOError(f"{self.path}: another run saves here") from None
-                except OSError:  # a file system without locks
-                    pass
+                held = ExitStack()
+                held.enter_context(
+                    lock(self.path / ".lock", f"{self.path}: another run saves here")
+                )
+                self.release = weakref.finalize(self, held.close)
                 tidy_leftovers(self.path)
                 best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):

@@ -15,7 +15,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 from test_documented_commands import MODEL
 
-from dlrm.locks import try_lock
+from dlrm.locks import lock
 from dlrm.scripts.commands import COMMANDS, run
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -115,10 +115,9 @@ def test_other_files_and_a_command_at_work_are_left_alone(logs, tmp_path, capsys
     assert daily_steps.daily(tmp_path) == 1
     assert "chain/days/1: exists and has no begun.json" in capsys.readouterr().err
     assert (tmp_path / "chain/days/1/thesis.txt").exists()
-    lock = try_lock(tmp_path / "chain/.lock")
-    assert daily_steps.daily(tmp_path) == 1
+    with lock(tmp_path / "chain/.lock"):
+        assert daily_steps.daily(tmp_path) == 1
     assert "another dlrm daily, or a step of it, is at work here" in capsys.readouterr().err
-    os.close(lock)
 
 
 def write_day(folder, number, rows=1500):
@@ -224,10 +223,10 @@ def test_a_step_that_outlives_its_command_keeps_others_out(root):
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert (lock := try_lock(root / "chain/.lock")) is None, os.close(lock)
-    while (lock := try_lock(root / "chain/.lock")) is None:
-        time.sleep(0.1)
-    os.close(lock)
+    with pytest.raises(BlockingIOError), lock(root / "chain/.lock", "a step is at work"):
+        pass
+    with lock(root / "chain/.lock"):  # once the step has ended
+        pass
     assert subprocess.run(words(root), check=False).returncode == 0
 
 
