@@ -41,7 +41,7 @@ from dlrm.documents import brief, read_yaml
 from dlrm.files import errors_named, make_directories, write_atomically
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
-from dlrm.locks import remove_abandoned
+from dlrm.locks import lock, new_suffix, owned_directory, remove_abandoned
 from dlrm.machine import available_cores
 from dlrm.metrics.table import HIGHER, METRICS, SHOWN, cost
 from dlrm.scripts.common.table_flags import say_progress
@@ -185,14 +185,14 @@ def open_study(options: TuneConfig) -> "optuna.Study":
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     journal = options.output / _JOURNAL
-    lock = JournalFileOpenLock(str(journal), _LOCKED_SECONDS)
-    backend = JournalFileBackend(str(journal), lock)
-    lock.acquire()
+    of_journal = JournalFileOpenLock(str(journal), _LOCKED_SECONDS)
+    backend = JournalFileBackend(str(journal), of_journal)
+    of_journal.acquire()
     try:
         with open(journal, "rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
     finally:
-        lock.release()
+        of_journal.release()
     try:
         return optuna.create_study(
             storage=optuna.storages.JournalStorage(backend),

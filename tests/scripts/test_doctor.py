@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dlrm
-from dlrm import ops
+from dlrm import machine, ops
 from dlrm.ops import library
 from dlrm.scripts import doctor
 
@@ -127,7 +127,7 @@ def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatc
 
 
 def test_more_threads_than_cores_are_slow(monkeypatch):
-    monkeypatch.setattr(host_cores, "_control_group_cores", lambda: 0.5)
+    monkeypatch.setattr(machine, "_core_quotas", lambda: [0.5])
     state, _, text = next(doctor.room())
     assert "control group's limit" in text
     if "uses 1;" not in text:
