@@ -9,7 +9,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 # Packages and modules of dlrm that import neither torch nor, unless they start it, Spark.
 TORCH_FREE = """
     api.dataset api.spark_session api.temporary
-    command_line documents environment files flags limits locks manifest
+    command_line documents environment files flags limits locks machine manifest
     mapped_files pages remote settings variables version
     data.bags data.choices data.clicks.config data.clicks.feature_spec data.clicks.list_columns
     data.clicks.writer data.layout data.names data.sources data.transform data.verification
