@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_before_it_marked_its_best_goes_on_as_if_not(tmp_p
         checkpoints.claim()
         made = trainer(Line(scores), checkpoints=checkpoints, epochs=epochs, checkpoint_freq=5)
         if last := last_checkpoint(path):
-            made.resume(last)
+            made.resume(Checkpoint(last))
         summary = made.fit(Points(), Points())
         checkpoints.release()
         return made, summary
@@ -161,7 +161,7 @@ def test_what_a_killed_process_was_removing_is_passed_over_and_then_removed(tmp_
     )
     assert len(describe_run(tmp_path)["checkpoints"]) == 1
     CheckpointDirectory(tmp_path).claim()
-    assert [path.name for path in tmp_path.glob(".*")] == []
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
 def test_a_checkpoint_is_under_its_name_only_while_it_is_whole(tmp_path):
