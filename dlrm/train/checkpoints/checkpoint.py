@@ -20,6 +20,7 @@ ranks. A directory that NVIDIA's program saved is read as a checkpoint without o
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -32,9 +33,9 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.documents import brief, read_json
-from dlrm.files import MANIFEST
+from dlrm.files import MANIFEST, atomic_directory, link_or_copy
 from dlrm.locks import in_use
-from dlrm.manifest import check_files, digest, files_of, read_manifest
+from dlrm.manifest import check_files, digest, files_of, read_manifest, write_manifest
 from dlrm.ops import split_float32
 from dlrm.remote.uri import origin
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
@@ -45,9 +46,10 @@ from dlrm.train.checkpoints.state import (
     random_state_file,
     read_tensors,
     set_random_state,
+    write_tensors,
 )
 from dlrm.train.checkpoints.tables import SavedRows
-from dlrm.train.checkpoints.writer import CONFIG, CheckpointWriter, Content, CopiedFile
+from dlrm.train.checkpoints.writer import CONFIG, CheckpointWriter, describe, write_blocks
 
 
 class Checkpoint:
@@ -60,16 +62,14 @@ class Checkpoint:
 
     Args:
         path: its directory; `open` also takes that of a run.
-        feature_order, any_order: see `read_nvidia`.
+        feature_order: see `read_nvidia`.
 
     Attributes:
         format: "dlrm" or "nvidia".
     """
 
-    def __init__(
-        self, path: str | os.PathLike, feature_order: str | None = None, any_order: bool = False
-    ):
-        self.path, self._reading = Path(path), (feature_order, any_order)
+    def __init__(self, path: str | os.PathLike, feature_order: str | None = None):
+        self.path, self._feature_order = Path(path), feature_order
         self.format = "nvidia" if is_nvidia(path) else "dlrm"
         self._verified: set[str] = set()
 
@@ -132,7 +132,7 @@ class Checkpoint:
 
     @cached_property
     def _nvidia(self) -> NvidiaModel | None:
-        return read_nvidia(self.path, *self._reading) if self.format == "nvidia" else None
+        return read_nvidia(self.path, self._feature_order) if self.format == "nvidia" else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -387,25 +387,9 @@ class Checkpoint:
         progress: Mapping[str, Any],
         attached: Sequence[Path] = (),
         world: World = World(),
-        in_background: bool = False,
-    ) -> CheckpointWriter:
-        """Writes a checkpoint, on all ranks; it appears whole or not at all.
-
-        Args:
-            directory: must not exist, or be empty.
-            config, progress: of the run, JSON values.
-            attached: directories to copy into the checkpoint under their names.
-            in_background: return once the state is copied in memory; `finish` of the result
-                publishes the checkpoint, and waits for that.
-
-        Raises:
-            OSError: the checkpoint cannot be written.
-        """
-        described = config, progress, attached
-        writer = CheckpointWriter(directory, parameters, *described, world, in_background)
-        if not in_background:
-            writer.finish()
-        return writer
+    ) -> None:
+        """Writes a checkpoint, on all ranks; see `CheckpointWriter`."""
+        CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
 
     def copy(
         self,
@@ -424,19 +408,28 @@ class Checkpoint:
         Raises:
             OSError: it cannot be written.
         """
-        texts = texts or {}
+        texts, files = texts or {}, {}
         if self._nvidia is None:
-            listed = files_of(self.manifest, str(self.path / MANIFEST)).items()
-            files: dict[str, Content] = {
-                name: CopiedFile(self.path / name, sums, not is_linked)
-                for name, (_, sums) in listed
-            }
-            CheckpointWriter(directory, {**files, **texts}, replace=replace).finish()
-            return
-        files = {f"tables/{i}.bin": rows for i, rows in enumerate(self.tables)}
-        files |= {"dense.safetensors": self.dense, **texts}
-        described = self.config, self.progress, self.attached
-        CheckpointWriter(directory, files, *described, replace=replace).finish()
+            files = files_of(self.manifest, str(self.path / MANIFEST))
+        sums = {name: own for name, (_, own) in files.items() if name not in texts}
+        with atomic_directory(directory, replace) as staging:
+            for name in sums:
+                (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                copy = link_or_copy if is_linked else shutil.copyfile
+                copy(str(self.path / name), str(staging / name))
+            if self._nvidia is not None:
+                (staging / "tables").mkdir()
+                for i, rows in enumerate(self.tables):
+                    name = f"tables/{i}.bin"
+                    sums[name] = write_blocks(staging / name, rows.blocks())
+                write_tensors(self.dense, staging / "dense.safetensors")
+                tables = [{"rows": t.rows, "dim": t.dim, "state": []} for t in self.tables]
+                described = self.config, self.progress, self.attached
+                describe(staging, *described, optimizers=[], tables=tables)
+            for name, text in texts.items():
+                (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                (staging / name).write_text(text, encoding="utf-8")
+            write_manifest(staging, "checkpoint", sums)
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
