@@ -294,11 +294,6 @@ def _lines_of_checkpoint(found: Mapping[str, Any]) -> list[str]:
         f"dataset: {dataset}",
         f"optimizers: {', '.join(found['optimizers']) or 'none'}",
     ]
-    if continued := found["continues"]:
-        run = Path(continued["run"], continued["checkpoint"])
-        lines.append(f"continues from: {run}, step {continued['step']}")
-    if found["attached"]:
-        lines.append(f"with it: {', '.join(found['attached'])}")
     lines += ["", f"{'':<24} {'shape':>16}  {'size':>10}  norms of rows: least, mean, most"]
     for index, table in enumerate(found["tables"]):
         state = "".join(f"  {name} {_size(size)}" for name, size in table["state"].items())

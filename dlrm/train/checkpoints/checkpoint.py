@@ -24,7 +24,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -298,21 +297,17 @@ class Checkpoint:
         tables, states = [], []
         for index, (table, state) in enumerate(zip(self.tables, self.table_state, strict=True)):
             size = sizes[index % count]
-            added = None
-            if index < count:  # further wide weights are 0
-                shape, first = (size, table.dim), table.rows
-                values: Any = into.model.appended_rows
-                added = partial(values, flags, index, shape, first)
-            tables.append(table.grown(size, added))
+            values: Any = into.model.appended_rows
+            added = partial(values, flags, index, (size, table.dim), table.rows)
+            tables.append(table.grown(size, added if index < count else None))  # wide: 0
             states.append({name: rows.grown(size) for name, rows in state.items()})
         return tables, states
 
     def _check_architecture(
         self, expected: dict[str, Any], tables: Sequence[SavedRows], own: set[int]
     ) -> None:
-        num_tables = expected["tables"]
-        found: dict[str, Any] = {"tables": len(tables)}
-        found |= {name: _shape(tensor) for name, tensor in self.dense.items()}
+        num_tables, shapes = expected["tables"], self.dense.items()
+        found = {"tables": len(tables), **{name: _shape(tensor) for name, tensor in shapes}}
         for index, table in enumerate(tables):
             if index in own or index >= num_tables:
                 found[f"table {index}"] = [table.rows, table.dim]
@@ -345,7 +340,7 @@ class Checkpoint:
         for part in parts:
             rows = tables[part.table]
             for first, block in rows.blocks(*part.piece.rows):
-                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), (first, 0))
+                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), first)
 
     def _load_optimizers(
         self,
@@ -443,13 +438,14 @@ def _shape(tensor: Tensor) -> list[Any]:
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
-def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
+def _refuse_not_finite(what: str, values: Tensor, first: int = 0) -> None:
     if not values.is_floating_point() or values.sum().isfinite():
         return  # a sum is fast, and finite if all values are, except very large ones
     for place in (~values.isfinite()).nonzero().tolist():
-        shown = [*map(sum, zip_longest(place, first, fillvalue=0))]
         got = values[tuple(place)].item()
-        raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
+        if first:
+            place[0] += first
+        raise ValueError(f"{what} {place}: expected a finite weight, got {got}")
 
 
 def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
