@@ -137,7 +137,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         judged = table if test is None else test
         kept = np.random.default_rng(0).permutation(judged.num_rows)[:_IMPORTANCE_ROWS]
         self._names, self._sample = frame.column_names, judged.take(kept)
-        vars(self).pop("feature_importances_", None)  # of an earlier model
+        self.__dict__.pop("feature_importances_", None)  # of an earlier model
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
