@@ -1,38 +1,116 @@
-"""The planted model of simulated logs, and the rows drawn from it."""
+"""Writes raw click logs in Criteo's format whose best reachable AUC is known.
 
-import io
+    dlrm simulate --output /tmp/raw --rows 700000 --days 8
+
+Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
+follow power laws, a share of them is new each day, and some fields are missing; those at the end of
+a line are left out. Labels are drawn from a planted logistic model:
+
+    logit = bias + drift(day) + effects of each feature's value + products of pairs of features
+
+The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
+rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
+preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
+of the true probabilities on each day and on the halves of the last, which no model can surpass.
+With --drift and --new_ids, days differ, as `dlrm daily` follows them.
+
+Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
+"""
+
 import json
 import math
+import sys
 import time
 from binascii import hexlify
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import csv
 
 from dlrm.files import atomic_directory
-from dlrm.limits import check_disk
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
-from dlrm.scripts.simulate_logs import ALWAYS_SMALL, Simulation
+from dlrm.settings import REQUIRED, check_settings, setting
 
 _PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
 _LARGEST_INTEGER = 99_999_999
-# Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
-_CRITEO_CARDINALITIES = (
-    [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
-    + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
+_INTEGERS = np.arange(-2, 10_000).astype("S8")
+# Ids of the 26 tables of the Criteo Terabyte logs at frequency limit 15: those of NVIDIA's DLRM up
+# to 100, of larger tables the hundredth part, and 100 or more.
+_CARDINALITIES = (
+    [79129, 338, 171, 100, 200, 4, 100, 100, 63, 55541, 5825, 2458, 11]
+    + [100, 107, 100, 4, 100, 15, 81659, 26759, 71565, 3025, 120, 97, 35]
 )  # fmt: skip
+_SMALL = 100  # ids of a table up to which all of its ids are those of every day
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
 _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Parameters of simulated logs, which determine every number in them."""
+
+    rows: int = setting(700_000, "total number of rows")
+    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
+    seed: int = setting(0, "random seed; the same seed writes the same bytes")
+    num_numerical: int = setting(13, "number of integer columns")
+    num_categorical: int = setting(26, "number of categorical columns")
+    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
+    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
+    drift: float = setting(
+        0.0,
+        "angle, in radians, by which all effects turn each day to others: effects that are N days "
+        "apart have the correlation cos(N * drift)",
+        least=0,
+    )
+    new_ids: float = setting(
+        0.0, "share of the ids that others replace each day, for good", least=0, most=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.days < 2:
+            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
+        if self.rows < 2 * self.days:
+            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
+        check_features("--num_numerical", self.num_numerical)
+        check_features("--num_categorical", self.num_categorical)
+        if self.num_numerical + self.num_categorical < 1:
+            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+
+    def day_rows(self, day: int) -> int:
+        """Returns the number of rows of a day."""
+        return (day + 1) * self.rows // self.days - day * self.rows // self.days
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """The place of the logs."""
+
+    output: Path = setting(REQUIRED, "directory to write to", uri="replace, plain")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", OutputConfig), ("Flags", Simulation)])
+    return run_command(line, _run, __doc__, arguments, usage=2)
+
+
+def _run(values: Values) -> None:
+    output: Path = values["output"]
+    planted = simulate(values.config(Simulation), output)
+    aucs = {name: planted[name]["auc"] for name in ("test", "validation")}
+    best = [f"{name} {'undefined' if auc is None else f'{auc:.4f}'}" for name, auc in aucs.items()]
+    print(f"{output}: best reachable AUC: {', '.join(best)}")
 
 
 class Chunk(NamedTuple):
@@ -102,13 +180,13 @@ class Simulator:
         wanted[0] = _MAIN_DEVIATION
         self._scales = wanted / np.maximum(effects.std(1), 1e-6)
         logit = (effects * self._scales[:, None]).sum(0)
-        low, high = -30.0, 30.0
+        self._bias, high = -30.0, 30.0
         for _ in range(50):
-            self._bias = (low + high) / 2
-            rate = (1 / (1 + np.exp(-(logit + self._bias)))).mean()
-            is_low = rate < self.simulation.click_rate
-            low, high = (self._bias, high) if is_low else (low, self._bias)
-        self._bias = low
+            middle = (self._bias + high) / 2
+            if (1 / (1 + np.exp(-(logit + middle)))).mean() < self.simulation.click_rate:
+                self._bias = middle
+            else:
+                high = middle
 
 
 class _Column(NamedTuple):
@@ -158,11 +236,9 @@ class _Categorical:
     def __init__(self, simulation: Simulation, index: int) -> None:
         s = simulation
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 4, index]))
-        criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
-        scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
-        self.cardinality = scaled
+        self.cardinality = _CARDINALITIES[index % len(_CARDINALITIES)]
         self._exponent = draw.uniform(1.2, 1.6)
-        self._fresh = _FRESH_SHARE if scaled > ALWAYS_SMALL else 0.0
+        self._fresh = _FRESH_SHARE if self.cardinality > _SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
@@ -191,7 +267,7 @@ class _Categorical:
         return _Column(_mix32(rank.astype(np.uint32), self._seed), missing, effect, factor)
 
     def _replaced(self, rank: np.ndarray, day: int) -> np.ndarray:
-        """Returns the number of times that the id of each rank has been replaced up to a day."""
+        """Returns how often the id of each rank has been replaced up to a day."""
         begin = splitmix64(self._later_seed, rank).astype(np.float64) / 2.0**64
         return (begin + self._new_ids * day).astype(np.int64)
 
@@ -227,18 +303,24 @@ def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
-    """Returns lines of text, without missing fields at their ends."""
-    columns = [pa.array(label.view(np.uint8))]
-    columns += [pa.array(column.values, mask=column.missing) for column in numericals]
-    for column in categoricals:
-        _, present = pa.array(~column.missing).buffers()
-        digits = pa.py_buffer(hexlify(column.values.astype(">u4").tobytes()))
-        ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
-        columns.append(ids.cast(pa.string()))
-    file = io.BytesIO()
-    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), file, options)
-    return b"".join(line.rstrip() + b"\n" for line in file.getvalue().splitlines())
+    """Returns lines of text, made of fields of fixed width without their zero bytes."""
+    columns = [*numericals, *categoricals]
+    fields = [(f"{i}", [("tab", "u1"), ("text", "S8")]) for i in range(len(columns))]
+    lines = np.zeros(len(label), [("label", "u1"), *fields, ("end", "u1")])
+    lines["label"], lines["end"] = label + np.uint8(ord("0")), ord("\n")
+    cut = np.ones(len(label), bool)
+    for i, column in reversed([*enumerate(columns)]):
+        if i < len(numericals):
+            texts = _INTEGERS[np.minimum(column.values, len(_INTEGERS) - 3) + 2]
+            large = column.values > len(_INTEGERS) - 3
+            texts[large] = column.values[large].astype("S8")
+        else:
+            texts = np.frombuffer(bytearray(hexlify(column.values.astype(">u4").tobytes())), "S8")
+        texts[column.missing] = b""
+        cut &= column.missing
+        lines[f"{i}"]["text"] = texts
+        lines[f"{i}"]["tab"] = np.where(cut, 0, ord("\t"))
+    return lines.tobytes().translate(None, b"\0")
 
 
 class _Judgment:
@@ -302,3 +384,7 @@ def simulate(simulation: Simulation, output: Path) -> dict:
         (staging / _PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
         write_manifest(staging, "raw_logs", rows=simulation.rows)
     return planted
+
+
+if __name__ == "__main__":
+    sys.exit(main())
