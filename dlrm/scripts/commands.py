@@ -59,7 +59,7 @@ _GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Try and measure": {
         "demo": ("scripts.demo", "run all steps on generated logs"),
         "doctor": ("scripts.doctor", "check this installation and machine"),
-        "simulate": ("scripts.simulate_logs.command", "write click logs whose best AUC is known"),
+        "simulate": ("scripts.simulate_logs", "write click logs whose best AUC is known"),
         "synthetic": ("scripts.prepare_synthetic_dataset", "write a dataset of random rows"),
         "systems": ("published.command", "list and run published benchmarks"),
     },

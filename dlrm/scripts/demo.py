@@ -17,9 +17,9 @@ from typing import Any
 
 from dlrm.documents import read_json
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.spark.session import ENGINES
 from dlrm.scripts.common.steps import StepError, run_step
-from dlrm.scripts.prepare import PrepareConfig
-from dlrm.settings import same_setting, setting
+from dlrm.settings import setting
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class DemoConfig:
     output: Path = setting(Path("demo"), "directory for all files")
     rows: int = setting(700_000, "total number of rows to simulate", least=1)
     days: int = setting(8, "number of days to simulate", least=1)
-    engine: str = same_setting(PrepareConfig, "engine")
+    engine: str = setting(
+        "local", "engine that prepares the logs; both write the same bytes", choices=ENGINES
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,16 +84,18 @@ def _title(stage: int, text: str) -> None:
     print(f"\n== [{stage}/5] {text} ==", flush=True)
 
 
+def _summary_of(log: Path) -> dict[str, float]:
+    *_, last = log.read_text(encoding="utf-8").splitlines()
+    return json.loads(last.removeprefix("DLLL "))["data"]
+
+
 def _shown(path: Path) -> str:
     """Returns the path as a person would type it here."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _summarize(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
-    trained, tested = (
-        json.loads(path.read_text(encoding="utf-8").splitlines()[-1].removeprefix("DLLL "))["data"]
-        for path in (run / "checkpoints/log.json", run / "test.json")
-    )
+    trained, tested = map(_summary_of, (run / "checkpoints/log.json", run / "test.json"))
     rows = read_json(dataset / "manifest.json")["rows"]
     test, validation = (
         "undefined (one class only)" if auc is None else f"{auc:.4f}"

@@ -10,7 +10,7 @@ import pytest
 MAIN, PREPARE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "prepare", "predict"))
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.logs.prepare_logs"
-SIMULATE = "dlrm.scripts.simulate_logs.command"
+SIMULATE = "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
 
 

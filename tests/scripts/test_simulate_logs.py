@@ -6,7 +6,8 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.scripts.simulate_logs import command as simulate_logs
-from dlrm.scripts.simulate_logs.command import Simulation, Simulator, main, simulate
+from dlrm.scripts.simulate_logs.__main__ import main
+from dlrm.scripts.simulate_logs.command import Simulation, Simulator, simulate
 
 
 def files(folder):

@@ -55,7 +55,7 @@ def work(tmp_path_factory):
     run(*python, *prepare.split(), cwd=path)
     train = "dlrm.scripts.main --dataset data --recipe auto --max_steps 3"
     run(*python, *train.split(), "--save_checkpoint_path=run", cwd=path)
-    simulate = "dlrm.scripts.simulate_logs.command --output days --rows 400000 --days 2"
+    simulate = "dlrm.scripts.simulate_logs --output days --rows 400000 --days 2"
     run(*python, *simulate.split(), cwd=path)
     width, tables = 4 * (1 + 13 + 26), {f"cat_{i}.bin": 99 for i in range(26)}
     for split in ("train", "test"):
@@ -151,7 +151,7 @@ FULL = {
     "convert": "-m dlrm.scripts.convert --dataset=data --output={}/o",
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",
     "export": "ROOT/triton/export.py --checkpoint=run --save-dir={}/o",
-    "simulate": "-m dlrm.scripts.simulate_logs.command --output={}/o --rows=100000",
+    "simulate": "-m dlrm.scripts.simulate_logs --output={}/o --rows=100000",
     "gen_csv": "-m dlrm.scripts.gen_csv --feature_spec_in=csv.yaml --output={}/o --size=100000",
     "split_dataset": "-m dlrm.scripts.split_dataset --dataset=binary --numerical_features=13 "
     "--output={}/o",

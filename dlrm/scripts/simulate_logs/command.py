@@ -1,42 +1,22 @@
-"""Writes raw click logs in Criteo's format whose best reachable AUC is known.
-
-    dlrm simulate --output /tmp/raw --rows 700000 --days 8
-
-Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
-follow power laws, a share of them is new each day, and some fields are missing; those at the end of
-a line are left out. Labels are drawn from a planted logistic model:
-
-    logit = bias + drift(day) + effects of each feature's value + products of pairs of features
-
-The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
-rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
-preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
-of the true probabilities on each day and on the halves of the last, which no model can surpass.
-With --drift and --new_ids, days differ, as `dlrm daily` follows them.
-
-Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
-"""
+"""The planted model of simulated logs, and the rows drawn from it."""
 
 import json
 import math
-import sys
 import time
 from binascii import hexlify
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.files import atomic_directory
-from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.limits import check_disk, check_features
+from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
-from dlrm.settings import REQUIRED, check_settings, setting
+from dlrm.scripts.simulate_logs import Simulation
 
 _PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -53,64 +33,6 @@ _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that d
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
 _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Parameters of simulated logs, which determine every number in them."""
-
-    rows: int = setting(700_000, "total number of rows")
-    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
-    seed: int = setting(0, "random seed; the same seed writes the same bytes")
-    num_numerical: int = setting(13, "number of integer columns")
-    num_categorical: int = setting(26, "number of categorical columns")
-    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
-    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
-    drift: float = setting(
-        0.0,
-        "angle, in radians, by which all effects turn each day to others: effects that are N days "
-        "apart have the correlation cos(N * drift)",
-        least=0,
-    )
-    new_ids: float = setting(
-        0.0, "share of the ids that others replace each day, for good", least=0, most=1
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.days < 2:
-            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
-        if self.rows < 2 * self.days:
-            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
-        check_features("--num_numerical", self.num_numerical)
-        check_features("--num_categorical", self.num_categorical)
-        if self.num_numerical + self.num_categorical < 1:
-            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
-
-    def day_rows(self, day: int) -> int:
-        """Returns the number of rows of a day."""
-        return (day + 1) * self.rows // self.days - day * self.rows // self.days
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    """The place of the logs."""
-
-    output: Path = setting(REQUIRED, "directory to write to", uri="replace, plain")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", OutputConfig), ("Flags", Simulation)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    output: Path = values["output"]
-    planted = simulate(values.config(Simulation), output)
-    aucs = {name: planted[name]["auc"] for name in ("test", "validation")}
-    best = [f"{name} {'undefined' if auc is None else f'{auc:.4f}'}" for name, auc in aucs.items()]
-    print(f"{output}: best reachable AUC: {', '.join(best)}")
 
 
 class Chunk(NamedTuple):
@@ -384,7 +306,3 @@ def simulate(simulation: Simulation, output: Path) -> dict:
         (staging / _PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
         write_manifest(staging, "raw_logs", rows=simulation.rows)
     return planted
-
-
-if __name__ == "__main__":
-    sys.exit(main())
