@@ -347,8 +347,7 @@ def sync_tree(directory: Path) -> None:
     """
     folders = [(Path(parent), names) for parent, _, names in os.walk(directory, topdown=False)]
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(sync, [parent / name for parent, names in folders for name in names]):
-            pass
+        list(pool.map(sync, [parent / name for parent, names in folders for name in names]))
     for parent, _ in folders:
         sync(parent)
 
