@@ -11,7 +11,7 @@ from dlrm.data.tables.files import FORMATS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.ops import library as products
-from dlrm.scripts.checkpoint import flags as checkpoint
+from dlrm.scripts import checkpoint
 from dlrm.scripts.common.dlrm_flags import RUNTIMES
 from dlrm.scripts.schema import DraftConfig
 from dlrm.serving.network import platforms

@@ -41,7 +41,7 @@ _DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
 
 @dataclass(kw_only=True)
 class Work:
-    """What a kind of network brings to a run: a task and its data.
+    """Holds what a kind of network brings to a run: a task and its data.
 
     Attributes:
         values: the settings, as they are recorded.

@@ -396,9 +396,9 @@ def test_a_flipped_bit_is_found_by_whatever_reads_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "arguments: expected command and directory, got none"),
+        ([], "command: expected a value, got none"),
         (["list", "x"], "expected one of inspect, convert, got list"),
-        (["inspect", "a", "b"], "expected command and directory, got ['inspect', 'a', 'b']"),
+        (["inspect", "a", "b"], "expected command and directory only, got ['inspect', 'a', 'b']"),
         (["inspect", "nowhere"], "nowhere: no such directory"),
         (["inspect", "."], "no checkpoint here"),
         (["inspect", ".", "--to=nvidia"], "--to: means nothing to inspect"),

@@ -66,9 +66,9 @@ REFUSED = {
     "dlrm/scripts/split_dataset.py": (1, "", "--batch_size=x"),
     "dlrm/scripts/predict.py": (1, "--checkpoint=x --input=x --output=x", "--explain=x"),
     "dlrm/scripts/prepare_synthetic_dataset.py": (1, "", "--synthetic_dataset_num_entries=x"),
-    "dlrm/scripts/checkpoint/__main__.py": (2, "inspect x", "--check=x"),
+    "dlrm/scripts/checkpoint.py": (2, "inspect x", "--check=x"),
     "dlrm/published/command.py": (2, "run x", "--threads=x"),
-    "dlrm/scripts/daily/__main__.py": (2, "--days=x --schema=x --output=x", "--keep=x"),
+    "dlrm/scripts/daily.py": (2, "--days=x --schema=x --output=x", "--keep=x"),
     "dlrm/scripts/demo.py": (1, "", "--rows=x"),
     "dlrm/scripts/doctor.py": (2, "", "--env=x"),
     "dlrm/language/pretraining/command.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
@@ -243,7 +243,7 @@ def walked(tmp_path_factory):
 
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/logs/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
-    "dlrm/scripts/checkpoint/__main__.py": {"--output"},
+    "dlrm/scripts/checkpoint.py": {"--output"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_files", "--dataset"},
     "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
     "dlrm/published/command.py": {"run --results", "table --output"},
