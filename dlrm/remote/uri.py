@@ -93,7 +93,7 @@ class Uri:
 
     @property
     def has_pattern(self) -> bool:
-        """Whether the key has `*`, `?` or `[`, as in the shell."""
+        """Says whether the key has `*`, `?` or `[`, as in the shell."""
         return _PATTERN.search(self.key) is not None
 
     def below(self, name: str) -> "Uri":
