@@ -20,7 +20,7 @@ TORCH_FREE = """
     metrics.grouped metrics.intervals metrics.judged metrics.latency metrics.ranked metrics.slices
     metrics.table model.config preproc
     scripts.common.scoring scripts.convert scripts.dist_main
-    scripts.doctor scripts.evaluate scripts.gen_csv scripts.main scripts.predict
+    scripts.doctor scripts.evaluate.__main__ scripts.gen_csv scripts.main scripts.predict
     scripts.prepare scripts.schema scripts.simulate_logs scripts.transcode
     serving.exported serving.rows serving.scoring serving.server.backend serving.server.reader
     serving.sources

@@ -161,7 +161,7 @@ def test_what_a_killed_process_was_removing_is_passed_over_and_then_removed(tmp_
     )
     assert len(describe_run(tmp_path)["checkpoints"]) == 1
     CheckpointDirectory(tmp_path).claim()
-    assert [path.name for path in tmp_path.glob(".*")] == []
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
 def test_a_checkpoint_is_under_its_name_only_while_it_is_whole(tmp_path):
