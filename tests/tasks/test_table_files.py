@@ -126,7 +126,7 @@ def test_bits_are_those_of_memory_also_after_resuming(case, tmp_path):
     Run(tmp_path / "files", True, **changes).fit(stop_at=13)
     for stop in (22, None):
         run = Run(tmp_path / "files", True, **changes)
-        run.trainer.resume(last_checkpoint(tmp_path / "files" / "run"))
+        run.trainer.resume(Checkpoint(last_checkpoint(tmp_path / "files" / "run")))
         run.fit(stop_at=stop)
     assert_same(tmp_path / "memory", tmp_path / "files")
 
