@@ -21,7 +21,8 @@ def weights_of(saved, with_state=True):
 
 def differing(one, other, *, with_state=True, feature_order=None):
     """Returns the names of the weights, and of the state of optimizers, that differ."""
-    left, right = (weights_of(Checkpoint(path, feature_order), with_state) for path in (one, other))
+    opened = (Checkpoint(Checkpoint.open(path).path, feature_order) for path in (one, other))
+    left, right = (weights_of(saved, with_state) for saved in opened)
     common = {name for name in left.keys() & right.keys() if equal(left[name], right[name])}
     return (left.keys() | right.keys()) - common
 

@@ -106,12 +106,13 @@ def _inspect(own: CheckpointConfig) -> None:
     else:
         found = describe(path, own.weights, own.feature_order, own.check)
         lines = _lines_of_checkpoint(found)
+    if own.check:
+        lines.append("the CRC-32 of every file is right")
     text = "\n".join(map(printable, lines))
     print(json_text(found, indent=2) if own.json else text)
 
 
 def _convert(own: CheckpointConfig) -> None:
-    from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
     from dlrm.train.checkpoints.nvidia import write_nvidia
 
     if not own.to or not own.output:
@@ -130,21 +131,17 @@ def _convert(own: CheckpointConfig) -> None:
     else:
         order = write_nvidia(saved, own.output, own.feature_order, own.interaction_padding)
         print(f"feature order: {order}")
-        print("the state of optimizers is left out: NVIDIA's format has none")
-        if saved.average:
-            print("the EMA of the weights is left out, so scores differ: NVIDIA's format has none")
-        if any(folder.name == RECALIBRATION for folder in saved.attached):
-            print("the recalibration is left out: NVIDIA's format has none")
+        print("left out, as NVIDIA's format has none: the state of optimizers, a recalibration")
     rows = sum(table.rows for table in saved.tables)
     say(f"{own.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
 
 
-def _opened(path: Path, feature_order: str | None, any_order: bool = False) -> "Checkpoint":
+def _opened(path: Path, feature_order: str | None) -> "Checkpoint":
     from dlrm.train.checkpoints.checkpoint import Checkpoint
 
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such directory")
-    return Checkpoint(Checkpoint.open(path).path, feature_order, any_order)
+    return Checkpoint(Checkpoint.open(path).path, feature_order)
 
 
 def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
@@ -170,8 +167,7 @@ def describe_run(path: Path, check_crc: bool = False) -> dict[str, Any]:
                 checkpoints.append({"name": place.name, **progress, **size})
     if not checkpoints:
         raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
-    facts = {"path": str(path), "format": "run", "crc_checked": check_crc}
-    return {**facts, "checkpoints": checkpoints}
+    return {"path": str(path), "format": "run", "checkpoints": checkpoints}
 
 
 def describe(
@@ -190,7 +186,7 @@ def describe(
     from dlrm.model.config import ARCHITECTURE
     from dlrm.tasks.run import CONTINUES
 
-    saved = _opened(path, feature_order, any_order=True)
+    saved = _opened(path, feature_order)
     if check_crc and saved.format == "nvidia":
         raise ValueError(f"{path}: NVIDIA's directories have no CRC-32 to compare")
     saved.verify(lambda name: check_crc or weights or not name.startswith("tables/"))
@@ -208,7 +204,6 @@ def describe(
         "path": str(saved.path),
         "format": saved.format,
         "bytes": _bytes(saved.path),
-        "crc_checked": check_crc,
         **_progress(saved),
         "dlrm_version": saved.config.get("dlrm_version"),
         "architecture": {
@@ -230,26 +225,23 @@ def statistics(blocks: "Iterable[np.ndarray]") -> dict[str, float]:
     """Returns statistics of rows that come some at a time, `[some, dim]`.
 
     Returns:
-        "norm_min", "norm_mean" and "norm_max" of the finite rows, "max_abs", the largest finite
-        absolute value, and the number of values that are NaN and infinite.
+        "norm_min", "norm_mean" and "norm_max" of the finite rows, and the numbers of values that
+        are NaN and infinite.
     """
     import numpy as np
 
-    low, high, total, num_rows, largest, num_nan, num_inf = math.inf, 0.0, 0.0, 0, 0.0, 0, 0
+    low, high, total, num_rows, num_nan, num_inf = math.inf, 0.0, 0.0, 0, 0, 0
     for block in blocks:
-        values = block.astype(np.float64)
-        finite = np.isfinite(values)
-        num_nan += int(np.isnan(values).sum())
-        num_inf += int(np.isinf(values).sum())
-        largest = max(largest, float(np.abs(values[finite]).max(initial=0)))
-        rows = values[finite.all(axis=1)]
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+        norms = np.linalg.norm(block.astype(np.float64), axis=1)
+        norms = norms[np.isfinite(norms)]
+        num_nan += int(np.isnan(block).sum())
+        num_inf += int(np.isinf(block).sum())
         low = min(low, float(norms.min(initial=math.inf)))
         high = max(high, float(norms.max(initial=0)))
         total, num_rows = total + float(norms.sum()), num_rows + len(norms)
     norm = {"min": low if num_rows else 0.0, "mean": total / max(num_rows, 1), "max": high}
     found = {f"norm_{name}": value for name, value in norm.items()}
-    return {**found, "max_abs": largest, "num_nan": num_nan, "num_inf": num_inf}
+    return {**found, "num_nan": num_nan, "num_inf": num_inf}
 
 
 def _progress(saved: "Checkpoint") -> dict[str, Any]:
@@ -275,9 +267,8 @@ def _bytes(path: Path) -> int:
 def _lines_of_run(found: Mapping[str, Any]) -> list[str]:
     from dlrm.metrics.table import line_of
 
-    checked = ", the CRC-32 of every file is right" if found["crc_checked"] else ""
     count = len(found["checkpoints"])
-    lines = [f"{found['path']}: {count} checkpoint{'s' * (count > 1)}{checked}"]
+    lines = [f"{found['path']}: {count} checkpoint{'s' * (count > 1)}"]
     for checkpoint in found["checkpoints"]:
         metrics = line_of(checkpoint["metrics"]) or "not tested at this step"
         mark = "  <- best" if checkpoint["best"] else ""
@@ -288,15 +279,14 @@ def _lines_of_run(found: Mapping[str, Any]) -> list[str]:
 def _lines_of_checkpoint(found: Mapping[str, Any]) -> list[str]:
     from dlrm.metrics.table import line_of
 
-    best, checked = found["best_so_far"], ", the CRC-32 of every file is right"
+    best = found["best_so_far"]
     architecture, dataset = (
         "  ".join(f"{name} {text_of(value)}" for name, value in found[part].items())
         for part in ("architecture", "dataset")
     )
     shown = f"step {best['step']}, epoch {best['epoch']}  {line_of(best['metrics'])}"
     lines = [
-        f"{found['path']}: a checkpoint of {found['format']}, {_size(found['bytes'])}"
-        + (checked if found["crc_checked"] else ""),
+        f"{found['path']}: a checkpoint of {found['format']}, {_size(found['bytes'])}",
         f"step {found['step']}: {line_of(found['metrics']) or 'not tested at this step'}",
         f"best so far: {shown if best['metrics'] else 'nothing tested'}",
         f"architecture: {architecture}",
@@ -304,11 +294,6 @@ def _lines_of_checkpoint(found: Mapping[str, Any]) -> list[str]:
         f"dataset: {dataset}",
         f"optimizers: {', '.join(found['optimizers']) or 'none'}",
     ]
-    if continued := found["continues"]:
-        run = Path(continued["run"], continued["checkpoint"])
-        lines.append(f"continues from: {run}, step {continued['step']}")
-    if found["attached"]:
-        lines.append(f"with it: {', '.join(found['attached'])}")
     lines += ["", f"{'':<24} {'shape':>16}  {'size':>10}  norms of rows: least, mean, most"]
     for index, table in enumerate(found["tables"]):
         state = "".join(f"  {name} {_size(size)}" for name, size in table["state"].items())

@@ -72,11 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Days", DailyConfig), ("Files", FilesConfig), ("Files", TextFormat)])
     hint = "the same command resumes the day"
-    return run_command(line, _run, __doc__, arguments, usage=2, at_store=_at_store, hint=hint)
-
-
-def _at_store(values: Values) -> tuple[str, ...]:
-    return ("days",) if is_uri(values["days"]) else ()
+    return run_command(
+        line, _run, __doc__, arguments, usage=2, at_store=lambda values: ("days",), hint=hint
+    )
 
 
 def _run(values: Values) -> int:

@@ -20,10 +20,10 @@ ranks. A directory that NVIDIA's program saved is read as a checkpoint without o
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.documents import brief, read_json
-from dlrm.files import MANIFEST
+from dlrm.files import MANIFEST, atomic_directory, link_or_copy
 from dlrm.locks import in_use
-from dlrm.manifest import check_files, digest, files_of, read_manifest
+from dlrm.manifest import check_files, digest, files_of, read_manifest, write_manifest
 from dlrm.ops import split_float32
 from dlrm.remote.uri import origin
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint, read_progress
@@ -45,9 +45,10 @@ from dlrm.train.checkpoints.state import (
     random_state_file,
     read_tensors,
     set_random_state,
+    write_tensors,
 )
 from dlrm.train.checkpoints.tables import SavedRows
-from dlrm.train.checkpoints.writer import CONFIG, CheckpointWriter, Content, CopiedFile
+from dlrm.train.checkpoints.writer import CONFIG, CheckpointWriter, describe, write_blocks
 
 
 class Checkpoint:
@@ -60,16 +61,14 @@ class Checkpoint:
 
     Args:
         path: its directory; `open` also takes that of a run.
-        feature_order, any_order: see `read_nvidia`.
+        feature_order: see `read_nvidia`.
 
     Attributes:
         format: "dlrm" or "nvidia".
     """
 
-    def __init__(
-        self, path: str | os.PathLike, feature_order: str | None = None, any_order: bool = False
-    ):
-        self.path, self._reading = Path(path), (feature_order, any_order)
+    def __init__(self, path: str | os.PathLike, feature_order: str | None = None):
+        self.path, self._feature_order = Path(path), feature_order
         self.format = "nvidia" if is_nvidia(path) else "dlrm"
         self._verified: set[str] = set()
 
@@ -132,7 +131,7 @@ class Checkpoint:
 
     @cached_property
     def _nvidia(self) -> NvidiaModel | None:
-        return read_nvidia(self.path, *self._reading) if self.format == "nvidia" else None
+        return read_nvidia(self.path, self._feature_order) if self.format == "nvidia" else None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -298,21 +297,17 @@ class Checkpoint:
         tables, states = [], []
         for index, (table, state) in enumerate(zip(self.tables, self.table_state, strict=True)):
             size = sizes[index % count]
-            added = None
-            if index < count:  # further wide weights are 0
-                shape, first = (size, table.dim), table.rows
-                values: Any = into.model.appended_rows
-                added = partial(values, flags, index, shape, first)
-            tables.append(table.grown(size, added))
+            values: Any = into.model.appended_rows
+            added = partial(values, flags, index, (size, table.dim), table.rows)
+            tables.append(table.grown(size, added if index < count else None))  # wide: 0
             states.append({name: rows.grown(size) for name, rows in state.items()})
         return tables, states
 
     def _check_architecture(
         self, expected: dict[str, Any], tables: Sequence[SavedRows], own: set[int]
     ) -> None:
-        num_tables = expected["tables"]
-        found: dict[str, Any] = {"tables": len(tables)}
-        found |= {name: _shape(tensor) for name, tensor in self.dense.items()}
+        num_tables, shapes = expected["tables"], self.dense.items()
+        found = {"tables": len(tables), **{name: _shape(tensor) for name, tensor in shapes}}
         for index, table in enumerate(tables):
             if index in own or index >= num_tables:
                 found[f"table {index}"] = [table.rows, table.dim]
@@ -345,7 +340,7 @@ class Checkpoint:
         for part in parts:
             rows = tables[part.table]
             for first, block in rows.blocks(*part.piece.rows):
-                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), (first, 0))
+                _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), first)
 
     def _load_optimizers(
         self,
@@ -387,25 +382,9 @@ class Checkpoint:
         progress: Mapping[str, Any],
         attached: Sequence[Path] = (),
         world: World = World(),
-        in_background: bool = False,
-    ) -> CheckpointWriter:
-        """Writes a checkpoint, on all ranks; it appears whole or not at all.
-
-        Args:
-            directory: must not exist, or be empty.
-            config, progress: of the run, JSON values.
-            attached: directories to copy into the checkpoint under their names.
-            in_background: return once the state is copied in memory; `finish` of the result
-                publishes the checkpoint, and waits for that.
-
-        Raises:
-            OSError: the checkpoint cannot be written.
-        """
-        described = config, progress, attached
-        writer = CheckpointWriter(directory, parameters, *described, world, in_background)
-        if not in_background:
-            writer.finish()
-        return writer
+    ) -> None:
+        """Writes a checkpoint, on all ranks; see `CheckpointWriter`."""
+        CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
 
     def copy(
         self,
@@ -424,19 +403,28 @@ class Checkpoint:
         Raises:
             OSError: it cannot be written.
         """
-        texts = texts or {}
+        texts, files = texts or {}, {}
         if self._nvidia is None:
-            listed = files_of(self.manifest, str(self.path / MANIFEST)).items()
-            files: dict[str, Content] = {
-                name: CopiedFile(self.path / name, sums, not is_linked)
-                for name, (_, sums) in listed
-            }
-            CheckpointWriter(directory, {**files, **texts}, replace=replace).finish()
-            return
-        files = {f"tables/{i}.bin": rows for i, rows in enumerate(self.tables)}
-        files |= {"dense.safetensors": self.dense, **texts}
-        described = self.config, self.progress, self.attached
-        CheckpointWriter(directory, files, *described, replace=replace).finish()
+            files = files_of(self.manifest, str(self.path / MANIFEST))
+        sums = {name: own for name, (_, own) in files.items() if name not in texts}
+        with atomic_directory(directory, replace) as staging:
+            for name in sums:
+                (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                copy = link_or_copy if is_linked else shutil.copyfile
+                copy(str(self.path / name), str(staging / name))
+            if self._nvidia is not None:
+                (staging / "tables").mkdir()
+                for i, rows in enumerate(self.tables):
+                    name = f"tables/{i}.bin"
+                    sums[name] = write_blocks(staging / name, rows.blocks())
+                write_tensors(self.dense, staging / "dense.safetensors")
+                tables = [{"rows": t.rows, "dim": t.dim, "state": []} for t in self.tables]
+                described = self.config, self.progress, self.attached
+                describe(staging, *described, optimizers=[], tables=tables)
+            for name, text in texts.items():
+                (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                (staging / name).write_text(text, encoding="utf-8")
+            write_manifest(staging, "checkpoint", sums)
 
 
 def _is_read(name: str, own_tables: set[int]) -> bool:
@@ -450,13 +438,14 @@ def _shape(tensor: Tensor) -> list[Any]:
     return [*tensor.shape, *([] if tensor.is_floating_point() else [str(tensor.dtype)])]
 
 
-def _refuse_not_finite(what: str, values: Tensor, first: tuple[int, ...] = ()) -> None:
+def _refuse_not_finite(what: str, values: Tensor, first: int = 0) -> None:
     if not values.is_floating_point() or values.sum().isfinite():
         return  # a sum is fast, and finite if all values are, except very large ones
     for place in (~values.isfinite()).nonzero().tolist():
-        shown = [*map(sum, zip_longest(place, first, fillvalue=0))]
         got = values[tuple(place)].item()
-        raise ValueError(f"{what} {shown}: expected a finite weight, got {got}")
+        if first:
+            place[0] += first
+        raise ValueError(f"{what} {place}: expected a finite weight, got {got}")
 
 
 def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:

@@ -12,9 +12,8 @@ version and number of GPUs: natural (that of the dataset), size_sorted (tables b
 or device_mapping (rank after rank). Ours is always natural.
 """
 
+import json
 import os
-import pickle
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -26,7 +25,9 @@ from torch import Tensor
 
 from dlrm import ops
 from dlrm.files import atomic_directory
+from dlrm.train.checkpoints.state import read_torch
 from dlrm.train.checkpoints.tables import SavedRows
+from dlrm.train.checkpoints.writer import write_blocks
 
 if TYPE_CHECKING:
     from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -38,7 +39,7 @@ _RECORD = "nvidia"  # entry of our config.json: the directory that the checkpoin
 _OURS = "dlrm"  # entry of their metadata.pt: the checkpoint that the directory was made from
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
 _INTERACTIONS = (*_DOTS, _CAT)  # those of NVIDIA's code
-_CONVERTER = "dlrm checkpoint convert --to dlrm"
+_ORDER_NAMED = "--feature_order natural or size_sorted of dlrm checkpoint convert --to dlrm"
 Layer = tuple[Tensor, Tensor]  # weight [outputs, inputs] and bias
 
 
@@ -63,32 +64,24 @@ def is_nvidia(path: str | os.PathLike) -> bool:
     return any(Path(path, name).is_file() for name in ("bottom_model.mlp.pt", "metadata.pt"))
 
 
-def read_nvidia(
-    path: Path, feature_order: str | None = None, any_order: bool = False
-) -> NvidiaModel:
+def read_nvidia(path: Path, feature_order: str | None = None) -> NvidiaModel:
     """Reads a directory of NVIDIA's.
 
     Args:
         feature_order: order of its vectors, one of `FEATURE_ORDERS`; None reads it from metadata.
-        any_order: assume the natural order if the metadata do not name one.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or would run code, sizes do not fit together, or the order
             is unknown.
     """
-    metadata = _metadata(path, feature_order, any_order)
+    metadata = _metadata(path, feature_order)
     theirs, data, own = (_dict_in(metadata, key) for key in ("config", "data", _OURS))
     bottom, top = _mlps(path)
     dim = len(bottom[-1][1])
     tables = _tables(path, dim)
     rows = [table.rows for table in tables]
     order, reason = _order(path, rows, theirs, data, feature_order)
-    if order is None and not any_order:
-        raise ValueError(
-            f"{path}: {reason}; --feature_order natural or size_sorted of {_CONVERTER} names it"
-        )
-    order = order or list(range(len(tables)))
     first, bias = top[0]
     interaction = _interaction(path, theirs, len(tables), dim, first.shape[1])
     columns = _columns(interaction, order, dim)
@@ -98,12 +91,8 @@ def read_nvidia(
     ours = first.new_zeros(len(first), width)
     ours[:, columns] = first[:, : len(columns)]
     top[0] = (_with_padding(ours, first, len(columns)), bias)
-    config = {
-        "flags": _plain(theirs),
-        "dataset": {"table sizes": rows},
-        **_dict_in(own, "config"),
-        "optimizers": [],
-    }
+    config = {"flags": _plain(theirs), "dataset": {"table sizes": rows}, **_dict_in(own, "config")}
+    config["optimizers"] = []
     config["flags"] = config["flags"] | {
         "embedding_dim": dim,
         "bottom_mlp_sizes": [len(bias) for _, bias in bottom],
@@ -151,7 +140,8 @@ def write_nvidia(
     if interaction in _DOTS:
         to_8 = -len(columns) % 8
         zeros = {None: record.get("padding", to_8), ONE: 1, MULTIPLE_OF_8: to_8}[padding]
-    top = [*_layers_of(saved.dense, "top_mlp"), _layer(saved.dense, "output")]
+    output = saved.dense["output.weight"], saved.dense["output.bias"]
+    top = [*_layers_of(saved.dense, "top_mlp"), output]
     ours, bias = top[0]
     first = ours.new_zeros(len(ours), len(columns) + zeros)
     first[:, : len(columns)] = ours[:, columns]
@@ -175,9 +165,7 @@ def write_nvidia(
         for name, content in files.items():
             torch.save(content, staging / name)
         for index, table in enumerate(saved.tables):
-            with open(staging / f"bottom_model.embeddings.{index}.bin", "wb") as file:
-                for _, block in table.blocks():
-                    file.write(block.data)
+            write_blocks(staging / f"bottom_model.embeddings.{index}.bin", table.blocks())
         for folder in saved.attached:
             shutil.copytree(folder, staging / folder.name)
     return order
@@ -192,57 +180,33 @@ def _check_supported(saved: "Checkpoint", interaction: str) -> None:
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
     flags = saved.config["flags"]
-    own = [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]
-    if flags.get("ema_decay") is not None:
-        own.append("--ema_decay")
-    if interaction not in _INTERACTIONS:
-        own.append(f"--interaction_op {interaction}")
-    if saved.config["dataset"].get("field tables"):
-        own.append("fields that share a table")
-    if own:
-        raise ValueError(
-            f"{saved.path}: {own[0]}: NVIDIA's code does not have it, so the model cannot be "
-            "written for it"
-        )
+    own = {
+        "--wide": flags.get("wide"),
+        "--batch_norm": flags.get("batch_norm"),
+        "--ema_decay": flags.get("ema_decay") is not None,
+        f"--interaction_op {interaction}": interaction not in _INTERACTIONS,
+        "fields that share a table": saved.config["dataset"].get("field tables"),
+    }
+    if found := [name for name, value in own.items() if value]:
+        raise ValueError(f"{saved.path}: {found[0]}: NVIDIA's code does not have it")
 
 
-def _metadata(path: Path, feature_order: str | None, any_order: bool) -> dict[str, Any]:
+def _metadata(path: Path, feature_order: str | None) -> dict[str, Any]:
     try:
-        found = _load(path / "metadata.pt")
-        if not isinstance(found, dict):
-            raise ValueError(f"{path / 'metadata.pt'}: expected a dict, got {type(found)}")
-        return found
+        return _read(path / "metadata.pt", "a dict", dict)
     except (FileNotFoundError, ValueError) as error:
-        if any_order or feature_order in (NATURAL, SIZE_SORTED):
+        if feature_order in (NATURAL, SIZE_SORTED):
             return {}  # nothing else in it is needed
-        raise type(error)(
-            f"{error}. --feature_order natural or size_sorted of {_CONVERTER} reads the rest "
-            "without it"
-        ) from error
+        raise type(error)(f"{error}. {_ORDER_NAMED} reads the rest without it") from error
 
 
 def _dict_in(found: dict[str, Any], key: str) -> dict[str, Any]:
     return found[key] if isinstance(found.get(key), dict) else {}
 
 
-def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        what = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(
-            f"{path}: has more than tensors, numbers, text, lists and dicts"
-            f"{f' ({what[1]})' if what else ''}; that could run code and is not loaded"
-        ) from error
-    except (RuntimeError, EOFError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: damaged ({str(error).splitlines()[0]})") from error
-
-
 def _read(path: Path, expected: str, form: Callable[[Any], Any]) -> Any:
     """Returns a part of the content of a file, which has another form if `form` fails."""
-    found = _load(path)
+    found = read_torch(path)
     try:
         return form(found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -256,51 +220,45 @@ def _mlps(path: Path) -> tuple[list[Layer], list[Layer]]:
         pairs = zip(found["weights"], found["biases"], strict=True)
         return [_checked_layer(weight, bias) for weight, bias in pairs]
 
-    bottom_file, top_file, last_file = (
-        path / f"{name}.pt" for name in ("bottom_model.mlp", "top_model.mlp", "top_model.out")
-    )
-    lists = "lists of weights and biases of the same length"
-    bottom, top = (_read(file, lists, layers) for file in (bottom_file, top_file))
-    last = "a weight and a bias"
-    top.append(_read(last_file, last, lambda found: _checked_layer(found["weight"], found["bias"])))
-    _check_chain(bottom_file, bottom)
-    _check_chain(last_file, top)
+    mlps = []
+    for name in ("bottom_model", "top_model"):
+        mlps.append(_read(path / f"{name}.mlp.pt", "lists of weights and biases", layers))
+    last = path / "top_model.out.pt"
+    layer = _read(last, "a layer", lambda found: _checked_layer(found["weight"], found["bias"]))
+    bottom, top = mlps[0], [*mlps[1], layer]
+    if not bottom:
+        raise ValueError(f"{path / 'bottom_model.mlp.pt'}: no layers")
+    for (before, _), (after, _) in [*pairwise(bottom), *pairwise(top)]:
+        if before.shape[0] != after.shape[1]:
+            raise ValueError(
+                f"{path}: a layer {list(after.shape)} after one of {before.shape[0]} outputs"
+            )
     return bottom, top
 
 
 def _checked_layer(weight: Tensor, bias: Tensor) -> Layer:
     """Returns float32 without gradients: NVIDIA's program saves parameters as such."""
-    if weight.ndim != 2:
-        raise ValueError(f"a weight of shape {list(weight.shape)}")
+    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+        raise ValueError(f"a weight {list(weight.shape)} with a bias {list(bias.shape)}")
     return weight.detach().float(), bias.detach().float()
 
 
-def _check_chain(path: Path, layers: list[Layer]) -> None:
-    if not layers:
-        raise ValueError(f"{path}: no layers")
-    for weight, bias in layers:
-        if bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"{path}: a weight {list(weight.shape)} with a bias {list(bias.shape)}"
-            )
-    for (before, _), (after, _) in pairwise(layers):
-        if before.shape[0] != after.shape[1]:
-            raise ValueError(
-                f"{path}: a layer {list(after.shape)} after one of {before.shape[0]} outputs"
-            )
-
-
 def _tables(path: Path, dim: int) -> list[SavedRows]:
-    names = {p.name for p in path.glob("bottom_model.embeddings.*.bin")}
+    names = [*path.glob("bottom_model.embeddings.*.bin")]
     if not names:
         raise FileNotFoundError(f"{path}: no bottom_model.embeddings.<i>.bin")
+
+    def sizes(found: Any) -> tuple[int, int]:
+        rows, dim = map(int, found["shape"])
+        return rows, dim
+
     tables = []
     for index in range(len(names)):
         file = path / f"bottom_model.embeddings.{index}.bin"
-        if file.name not in names:
+        if not file.is_file():
             raise FileNotFoundError(f"{file}: missing, though there are {len(names)} tables")
         meta = path / f"embeddings.{index}.meta.pt"
-        rows, found_dim = _read(meta, "a shape of two sizes", _two_sizes)
+        rows, found_dim = _read(meta, "a shape of two sizes", sizes)
         if found_dim != dim:
             raise ValueError(
                 f"{meta}: rows of {found_dim}, but the bottom MLP in {path} gives vectors of {dim}"
@@ -309,19 +267,10 @@ def _tables(path: Path, dim: int) -> list[SavedRows]:
     return tables
 
 
-def _two_sizes(found: Any) -> tuple[int, int]:
-    rows, dim = (int(size) for size in found["shape"])
-    return rows, dim
-
-
 def _order(
-    path: Path,
-    rows: list[int],
-    flags: dict[str, Any],
-    data: dict[str, Any],
-    asked: str | None,
-) -> tuple[list[int] | None, str]:
-    """Returns the tables in the order of their vectors, or None, and the source of the order."""
+    path: Path, rows: list[int], flags: dict[str, Any], data: dict[str, Any], asked: str | None
+) -> tuple[list[int], str]:
+    """Returns the tables in the order of their vectors, and the source of the order."""
     try:
         mapping = [list(map(int, ids)) for ids in data["device_mapping"]["embedding"]]
     except (KeyError, TypeError, ValueError):
@@ -345,9 +294,10 @@ def _order(
         return _sorted_by(rows, NATURAL), "natural: its flags are of 2020 and of one GPU"
     if rows == sorted(rows, reverse=True):
         return _sorted_by(rows, NATURAL), "natural, which is also by size"
-    return None, (
-        "the order of its vectors cannot be known: metadata.pt has no device_mapping, and its "
-        "flags are of versions that sort tables by size on one GPU and not on several"
+    raise ValueError(
+        f"{path}: the order of its vectors cannot be known: metadata.pt has no device_mapping, and "
+        "its flags are of versions that sort tables by size on one GPU and not on several; "
+        f"{_ORDER_NAMED} names it"
     )
 
 
@@ -401,22 +351,20 @@ def _with_padding(target: Tensor, source: Tensor, begin: int) -> Tensor:
 
 def _dense(bottom: list[Layer], top: list[Layer]) -> dict[str, Tensor]:
     """Returns layers by our names."""
-    named = [(f"bottom_mlp.{2 * i}", layer) for i, layer in enumerate(bottom)]  # ReLUs are between
-    named += [(f"top_mlp.{2 * i}", layer) for i, layer in enumerate(top[:-1])]
+    named = {f"bottom_mlp.{2 * i}": layer for i, layer in enumerate(bottom)}  # between are ReLUs
+    named |= {f"top_mlp.{2 * i}": layer for i, layer in enumerate(top[:-1])}
     dense: dict[str, Tensor] = {}
-    for name, (weight, bias) in [*named, ("output", top[-1])]:
+    for name, (weight, bias) in [*named.items(), ("output", top[-1])]:
         dense |= {f"{name}.weight": weight.contiguous(), f"{name}.bias": bias.contiguous()}
     return dense
 
 
-def _layer(dense: Mapping[str, Tensor], name: str) -> Layer:
-    return dense[f"{name}.weight"], dense[f"{name}.bias"]
-
-
 def _layers_of(dense: Mapping[str, Tensor], mlp: str) -> list[Layer]:
     """Returns the layers of an MLP in order."""
-    names = {name.rpartition(".")[0] for name in dense if name.startswith(f"{mlp}.")}
-    return [_layer(dense, name) for name in sorted(names, key=lambda n: int(n.split(".")[1]))]
+    layers: list[Layer] = []
+    while (name := f"{mlp}.{2 * len(layers)}") + ".weight" in dense:
+        layers.append((dense[f"{name}.weight"], dense[f"{name}.bias"]))
+    return layers
 
 
 def _lists(layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
@@ -425,10 +373,8 @@ def _lists(layers: Sequence[Layer]) -> dict[str, list[Tensor]]:
 
 def _plain(value: Any) -> Any:
     """Returns a value in JSON's types; other types become text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, Tensor):
-        return value.tolist()
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+    def other(value: Any) -> Any:
+        return value.tolist() if isinstance(value, Tensor) else str(value)
+
+    return json.loads(json.dumps(value, default=other, skipkeys=True))

@@ -1,13 +1,14 @@
 """Loads published weights into a network with the same names, or with other known names."""
 
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from dlrm.documents import brief
+from dlrm.train.checkpoints.state import read_tensors, read_torch
 
 _BERT_NAMES = (  # pattern and replacement, one after the other
     (r"/", "."),  # variables of TensorFlow
@@ -24,6 +25,7 @@ _BERT_NAMES = (  # pattern and replacement, one after the other
 )
 _NO_WEIGHTS = re.compile(r"^global_step$|(^|[./])(adam|lamb)_[mv]$|\.position_ids$")
 _WORDS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder."
+_Rename: TypeAlias = Callable[[str, Tensor], tuple[str, Tensor]]
 _PADDED_TO = 8  # NVIDIA pads vocabularies to a multiple of this
 
 
@@ -60,14 +62,7 @@ def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) 
         ValueError: the vocabulary differs, or the file decodes masked tokens with another table
             than that of words.
     """
-    read = {name: value for name, value in _read(path).items() if not _NO_WEIGHTS.search(name)}
-    weights: dict[str, Tensor] = {}
-    given: dict[str, str] = {}
-    for theirs, value in read.items():
-        name, value = _renamed(theirs, value)
-        if name in weights:
-            raise ValueError(f"{path}: {name}: expected once, got it as {given[name]} and {theirs}")
-        weights[name], given[name] = value, theirs
+    weights = _read(path, _renamed)
     decoder = {n: weights.pop(n) for n in list(weights) if n.startswith(_DECODER)}
     words = weights.get(_WORDS)
     untied = decoder.get(f"{_DECODER}weight")
@@ -82,49 +77,36 @@ def load_bert_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) 
     return _copy(model, path, weights, heads)
 
 
-def _read(path: str) -> dict[str, Tensor]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file (--init_checkpoint)")
-    try:
-        if path.endswith(".safetensors"):
-            weights: Any = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path}: no file of weights alone: {reason}") from error
+def _read(path: str, rename: _Rename = lambda name, value: (name, value)) -> dict[str, Tensor]:
+    read = read_tensors if path.endswith(".safetensors") else read_torch
+    weights: Any = read(path)
     for key in ("state_dict", "model"):  # training scripts wrap weights in these
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
-    if not isinstance(weights, dict):
-        raise ValueError(f"{path}: expected names and their weights, got {type(weights).__name__}")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+        raise ValueError(f"{path}: expected names and their weights, got {brief(weights)}")
     named: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        if not isinstance(name, str):
-            raise ValueError(f"{path}: expected names and their weights, got a name {name!r}")
-        name = name.removeprefix("module.")
+    given: dict[str, str] = {}
+    for theirs, value in weights.items():
+        if _NO_WEIGHTS.search(theirs):
+            continue
+        if not _is_dense(value):
+            got = type(value).__name__
+            if isinstance(value, Tensor):
+                got = f"one of {value.dtype}, {value.layout}, on {value.device}"
+            raise ValueError(f"{path}: {theirs}: expected a dense tensor of reals, got {got}")
+        name, value = rename(theirs.removeprefix("module."), value)
         if name in named:
-            raise ValueError(f"{path}: {name}: expected once, got it with and without 'module.'")
-        if (found := _what_else(value)) and not _NO_WEIGHTS.search(name):
-            raise ValueError(
-                f"{path}: {name}: expected a dense tensor of real numbers, got {found}"
-            )
-        named[name] = value
+            raise ValueError(f"{path}: {name}: expected once, got it as {given[name]} and {theirs}")
+        named[name], given[name] = value, theirs
     return named
 
 
-def _what_else(value: Any) -> str | None:
-    """Describes a value that is not a dense tensor of real numbers; None if it is one."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    if value.is_nested:
-        return "a nested tensor"
-    if value.layout != torch.strided:
-        return f"a {value.layout} tensor"
-    if value.is_meta:
-        return "a meta tensor, which has no values"
-    is_other = value.is_complex() or value.is_quantized or value.dtype == torch.bool
-    return f"a {value.dtype} tensor" if is_other else None
+def _is_dense(value: Any) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    is_other = value.is_meta or value.is_nested or value.is_complex() or value.is_quantized
+    return not is_other and value.dtype != torch.bool
 
 
 def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -156,6 +156,23 @@ def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, RuntimeError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"{path}: damaged, or no safetensors ({brief(error)})") from None
+
+
+def read_torch(path: str | os.PathLike) -> Any:
+    """Reads a file of torch without running code that it contains.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged or would run code; the message names the file, and the code.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"has code, {code[1]}, which is not run" if code else f"damaged ({brief(error)})"
+        raise ValueError(f"{path}: {reason}") from error
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -3,11 +3,12 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,35 +17,16 @@ from torch import Tensor
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
 from dlrm.documents import json_text
-from dlrm.files import atomic_directory, errors_named, link_or_copy
+from dlrm.files import atomic_directory, errors_named
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
 from dlrm.train.checkpoints.state import Parameters, random_state, random_state_file, write_tensors
-from dlrm.train.checkpoints.tables import SavedRows
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 CONFIG, PROGRESS = "config.json", "progress.json"
 _ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
 _WRITERS = 2  # while one waits for the disk, the other computes checksums
-
-
-class CopiedFile(NamedTuple):
-    """A file of another checkpoint, with its checksum; it is linked unless it is to be copied."""
-
-    path: Path
-    checksum: str
-    is_copied: bool = False
-
-
-Content: TypeAlias = "_Rows | SavedRows | Mapping[str, Tensor] | CopiedFile | str"
-
-
-class _Written(NamedTuple):
-    """The part of a rank: checksums of its whole files by name, and entries of `config.json`."""
-
-    checksums: dict[str, str]
-    tables: dict[int, dict[str, Any]]
-    optimizers: list[str]
+_Write: TypeAlias = Callable[[Path], str | None]  # returns the checksum of a file that is whole
 
 
 class CheckpointWriter:
@@ -53,11 +35,10 @@ class CheckpointWriter:
     Args:
         directory: must not exist, or be empty; it appears once it is complete, or not at all. All
             ranks see the same directory.
-        content: the state to save, or the contents of the files, by name.
-        config, progress: of the run, JSON values; None if the files of `content` describe it.
+        parameters: the state to save.
+        config, progress: of the run, JSON values.
         attached: directories to copy into the checkpoint under their names.
         in_background: copy the state in memory, and write while the training continues.
-        replace: see `atomic_directory`.
 
     Raises:
         OSError: the checkpoint cannot be written.
@@ -66,41 +47,37 @@ class CheckpointWriter:
     def __init__(
         self,
         directory: str | os.PathLike,
-        content: "Parameters | Mapping[str, Content]",
-        config: Mapping[str, Any] | None = None,
-        progress: Mapping[str, Any] | None = None,
+        parameters: Parameters,
+        config: Mapping[str, Any],
+        progress: Mapping[str, Any],
         attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
-        replace: bool | str = False,
     ):
-        self._world, self._config, self._progress = world, config, progress
-        self._attached, self._copy = attached, in_background
-        self._final, self._stack = Path(directory).absolute(), ExitStack()
+        self._world, self._described = world, (config, progress, attached)
+        self._final, self._copy, self._stack = (
+            Path(directory).absolute(),
+            in_background,
+            ExitStack(),
+        )
         self._staging = Path()
         with agreed(world, OSError):
             if world.rank == 0:
-                staged = atomic_directory(directory, replace)
-                self._staging = self._stack.enter_context(staged)
+                self._staging = self._stack.enter_context(atomic_directory(directory))
                 (self._staging / "tables").mkdir()
         self._staging = from_first(self._staging, world)
         self._tables: dict[int, dict[str, Any]] = {}
-        self._kinds: list[str] = []
-        files = self._files(content) if isinstance(content, Parameters) else [*content.items()]
-        for name, made in files:
-            (self._staging / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(made, SavedRows):
-                entry = {"rows": made.rows, "dim": made.dim, "state": []}
-                self._tables[int(Path(name).stem)] = entry
+        self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
+        made = [*self._files_of_tables(parameters), *self._other_files(parameters)]
         writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="dlrm-checkpoint")
-        self._files_written: list[tuple[str, Future[str | None]]] = [
-            (name, writers.submit(_write, self._staging / name, made)) for name, made in files
-        ]
+        self._files_written: dict[str, Future[str | None]] = {
+            name: writers.submit(_written, self._staging / name, write) for name, write in made
+        }
         writers.shutdown(wait=False)
 
     def written(self) -> bool:
         """Returns whether this rank has nothing left to write."""
-        return all(future.done() for _, future in self._files_written)
+        return all(future.done() for future in self._files_written.values())
 
     def finish(self) -> None:
         """Waits for all ranks and publishes the checkpoint.
@@ -110,39 +87,44 @@ class CheckpointWriter:
         """
         with self._stack:
             with agreed(self._world, OSError):
-                found = {name: future.result() for name, future in self._files_written}
-            checksums = {name: sums for name, sums in found.items() if sums}
-            everyone = gather(_Written(checksums, self._tables, self._kinds), self._world)
+                found = {name: future.result() for name, future in self._files_written.items()}
+            everyone = gather((found, self._tables, self._kinds), self._world)
             with agreed(self._world, OSError):
                 if self._world.rank == 0:
+                    tables = {k: v for _, own, _ in everyone for k, v in own.items()}
+                    kinds = max((own for *_, own in everyone), key=len)  # fewer without tables
+                    sums = {k: v for own, *_ in everyone for k, v in own.items() if v}
+                    ordered = [tables[number] for number in sorted(tables)]
                     with errors_named(self._final, self._staging):
-                        self._describe(everyone)
+                        describe(self._staging, *self._described, kinds, ordered)
+                        write_manifest(self._staging, "checkpoint", sums)
                     self._stack.close()
 
-    def _files(self, parameters: Parameters) -> "list[tuple[str, Content]]":
-        """Returns the files that this rank writes, with their contents."""
-        self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
-        by_row, scalars, others = parameters.optimizer_state()
+    def _files_of_tables(self, parameters: Parameters) -> Iterator[tuple[str, _Write]]:
+        """Yields the files of the tables of this rank, and what writes each."""
+        by_row, scalars, _ = parameters.optimizer_state()
         low = parameters.lower_halves()
-        files: list[tuple[str, Content]] = []
         for number, weight, own, piece in parameters.table_parts():
             state, (rows, dim) = by_row[id(weight)], piece.shape
             self._tables[number] = {"rows": rows, "dim": dim, "state": list(state)}
             if numbers := scalars[id(weight)]:
                 self._tables[number]["scalars"] = numbers
             rest = self._snapshot(low[id(weight)][own]) if id(weight) in low else None
-            files.append((f"tables/{number}.bin", _Rows(self._snapshot(weight[own]), rest, piece)))
+            yield f"tables/{number}.bin", _rows(self._snapshot(weight[own]), piece, rest)
             for name, value in state.items():
-                rows_of_state = _Rows(self._snapshot(value[own]), None, piece)
-                files.append((f"tables/{number}.{name}.bin", rows_of_state))
-        files.append((random_state_file(self._world.rank), random_state(parameters.random)))
+                yield f"tables/{number}.{name}.bin", _rows(self._snapshot(value[own]), piece)
+
+    def _other_files(self, parameters: Parameters) -> Iterator[tuple[str, _Write]]:
+        """Yields the files of this rank's random state and, on the first, of all other tensors."""
+        random = random_state(parameters.random)
+        yield random_state_file(self._world.rank), partial(_write_tensors, tensors=random)
+        *_, others = parameters.optimizer_state()
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():
                 merged = self._tensors(tensors, parameters.parts)
                 if self._world.rank == 0 and (merged or name != "average"):
-                    files.append((f"{name}.safetensors", merged))
-        return files
+                    yield f"{name}.safetensors", partial(_write_tensors, tensors=merged)
 
     def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
         """Returns, on the first of the parts, the tensors of all parts; elsewhere nothing."""
@@ -157,68 +139,35 @@ class CheckpointWriter:
             return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
         return tensor.contiguous()
 
-    def _describe(self, everyone: Sequence[_Written]) -> None:
-        """Writes configuration, progress, model card and manifest, after all other files."""
-        for folder in self._attached:
-            shutil.copytree(folder, self._staging / folder.name)
-        if self._config is not None:
-            tables = dict(sorted(item for part in everyone for item in part.tables.items()))
-            kinds = max((part.optimizers for part in everyone), key=len)  # fewer without tables
-            config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
-            progress = self._progress or {}
-            for name, value in ((CONFIG, config), (PROGRESS, progress)):
-                _write(self._staging / name, json_text(value, indent=2) + "\n")
-            card = model_card(config, progress, (self._staging / "transform").is_dir())
-            _write(self._staging / MODEL_CARD, card)
-        checksums = {name: sums for part in everyone for name, sums in part.checksums.items()}
-        write_manifest(self._staging, "checkpoint", checksums)
 
+def describe(
+    directory: Path,
+    config: Mapping[str, Any],
+    progress: Mapping[str, Any],
+    attached: Sequence[Path],
+    optimizers: Sequence[str],
+    tables: Sequence[Mapping[str, Any]],
+) -> None:
+    """Writes configuration, progress and model card of a checkpoint, and what is attached.
 
-class _Rows:
-    """Rows of a table, to be written as float32; `low` has the lower halves of bfloat16 rows.
-
-    If they are a piece of the table, other ranks write other pieces of the file at the same time.
+    Args:
+        optimizers: names of their types.
+        tables: rows, dim and the names of the state of each table.
     """
-
-    def __init__(self, rows: Tensor, low: Tensor | None, piece: Piece):
-        assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
-        self.rows, self.low, self.piece = rows, low, piece
-
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields rows in float32, some at a time, with the number of the first."""
-        for begin in range(0, len(self.rows), _ROWS_AT_ONCE):
-            block = self.rows[begin : begin + _ROWS_AT_ONCE]
-            if self.low is not None:
-                block = join_float32(block, self.low[begin : begin + _ROWS_AT_ONCE])
-            yield begin, block.cpu().numpy()
-
-    @property
-    def place(self) -> int:
-        """The byte of the file at which the rows begin."""
-        return 4 * self.piece.rows[0] * math.prod(self.rows.shape[1:])
+    for folder in attached:
+        shutil.copytree(folder, directory / folder.name)
+    config = {**config, "optimizers": optimizers, "tables": tables}
+    for name, value in ((CONFIG, config), (PROGRESS, progress)):
+        (directory / name).write_text(json_text(value, indent=2) + "\n", encoding="utf-8")
+    card = model_card(config, progress, (directory / "transform").is_dir())
+    (directory / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
-def _write(path: Path, content: Content) -> str | None:
-    """Writes a file through to the disk; returns its checksum, or None for a piece of one."""
-    with errors_named(path):
-        if isinstance(content, str):
-            path.write_text(content, encoding="utf-8")
-        elif isinstance(content, CopiedFile):
-            copy = shutil.copyfile if content.is_copied else link_or_copy
-            copy(str(content.path), str(path))
-            return content.checksum
-        elif isinstance(content, Mapping):
-            write_tensors(content, path)
-        elif isinstance(content, SavedRows):
-            return _write_blocks(path, content.blocks())
-        else:
-            sums = _write_blocks(path, content.blocks(), content.place)
-            return sums if content.piece.is_whole else None
-        return checksum(path)
+def write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: int = 0) -> str:
+    """Writes blocks of rows through to the disk, from a byte of the file; returns their checksum.
 
-
-def _write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: int = 0) -> str:
-    """Writes blocks of rows from a place in the file on; returns their checksum."""
+    Others may write other parts of the file at the same time.
+    """
     sums = Checksum()
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
         file.seek(place)
@@ -229,3 +178,31 @@ def _write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: i
                 data = data[file.write(data) :]
         os.fsync(file.fileno())
     return str(sums)
+
+
+def _rows(rows: Tensor, piece: Piece, low: Tensor | None = None) -> _Write:
+    """Returns what writes rows as float32; `low` has the lower halves of bfloat16 rows."""
+    assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
+
+    def blocks() -> Iterator[tuple[int, np.ndarray]]:
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            block = rows[begin : begin + _ROWS_AT_ONCE]
+            if low is not None:
+                block = join_float32(block, low[begin : begin + _ROWS_AT_ONCE])
+            yield begin, block.cpu().numpy()
+
+    def write(path: Path) -> str | None:
+        sums = write_blocks(path, blocks(), 4 * piece.rows[0] * math.prod(rows.shape[1:]))
+        return sums if piece.is_whole else None
+
+    return write
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    write_tensors(tensors, path)
+    return checksum(path)
+
+
+def _written(path: Path, write: _Write) -> str | None:
+    with errors_named(path):
+        return write(path)

@@ -181,7 +181,7 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
             return print, ("run",)
 
     torch.save({"conv1.weight": Code()}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="no file of weights alone"):
+    with pytest.raises(ValueError, match="has code, .*, which is not run"):
         command("--init_checkpoint=weights.pt")
 
 

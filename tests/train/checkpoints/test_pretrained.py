@@ -26,27 +26,30 @@ def test_a_cut_file_is_named(kept, tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match="a.safetensors: no file of weights alone: "):
+    with pytest.raises(ValueError, match="a.safetensors: damaged, or no safetensors"):
         load_weights(nn.Linear(2, 2), str(path))
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([torch.ones(2, 2)], "expected names and their weights, got list"),
-        (torch.ones(2, 2), "expected names and their weights, got Tensor"),
-        ({"state_dict": {0: torch.ones(2, 2)}}, "expected names and their weights, got a name 0"),
-        ({"weight": [1.0, 2.0], **BIAS}, "weight: expected a dense tensor of real .*, got list"),
-        ({"weight": torch.ones(2, 2).to_sparse(), **BIAS}, "weight: .*, got a torch.sparse_coo"),
-        ({"weight": torch.ones(2, 2, device="meta"), **BIAS}, "weight: .*, got a meta tensor"),
-        ({"weight": torch.ones(2, 2) * 1j, **BIAS}, "weight: .*, got a torch.complex64"),
-        ({"weight": torch.ones(2, 2) > 0, **BIAS}, "weight: .*, got a torch.bool tensor"),
-        ({"weight": QUANTIZED, **BIAS}, "weight: .*, got a torch.qint8 tensor"),
+        ([torch.ones(2, 2)], r"expected names and their weights, got \["),
+        (torch.ones(2, 2), "expected names and their weights, got tensor"),
+        ({"state_dict": {0: torch.ones(2, 2)}}, "expected names and their weights, got {0: "),
+        ({"weight": [1.0, 2.0], **BIAS}, "weight: expected a dense tensor of reals, got list"),
+        (
+            {"weight": torch.ones(2, 2).to_sparse(), **BIAS},
+            "weight: .*, got one of .*torch.sparse_coo",
+        ),
+        ({"weight": torch.ones(2, 2, device="meta"), **BIAS}, "weight: .*, got one of .* on meta"),
+        ({"weight": torch.ones(2, 2) * 1j, **BIAS}, "weight: .*, got one of torch.complex64"),
+        ({"weight": torch.ones(2, 2) > 0, **BIAS}, "weight: .*, got one of torch.bool"),
+        ({"weight": QUANTIZED, **BIAS}, "weight: .*, got one of torch.qint8"),
         ({"weight": NAN, **BIAS}, "weight: expected finite numbers, got nan"),
         ({"weight": NAN.double().nan_to_num(1e300), **BIAS}, "weight: .* finite numbers, got inf"),
         (
             {"weight": torch.ones(2, 2), "module.weight": torch.zeros(2, 2), **BIAS},
-            "weight: expected once, got it with and without 'module.'",
+            "weight: expected once, got it as weight and module.weight",
         ),
     ],
 )
@@ -66,12 +69,3 @@ def test_a_head_that_stays_as_it_is_may_be_anything_finite_or_not(tmp_path):
     torch.save(content | {"head.weight": NAN}, tmp_path / "a.pt")
     kept = load_weights(model, str(tmp_path / "a.pt"), ("head.",))
     assert kept == ["head.weight", "head.bias"]
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_a_nested_tensor_is_named(layout, tmp_path, monkeypatch):
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(2)], layout=layout)
-    monkeypatch.setattr(torch, "load", lambda *_, **__: {"weight": nested, **BIAS})
-    (tmp_path / "a.pt").touch()
-    with pytest.raises(ValueError, match=r"a.pt: weight: .*, got a (nested|torch.jagged) tensor"):
-        load_weights(nn.Linear(2, 2), str(tmp_path / "a.pt"))
