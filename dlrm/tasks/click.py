@@ -230,10 +230,8 @@ class ClickWork(Work):
             "schedule_restarts": continue_lr == REWARM,
             "config": config.train,
             "scaler": loss_scaler(config.precision, self.world.device, config.step.max_grad_norm),
-            "recorder": task.recorder,
             "ema": self._ema(),
             "advice": advice(config, task, self.can_be_recorded),
-            "accumulate": task.accumulate,
         }
 
     def _ema(self) -> EMA | None:
