@@ -10,18 +10,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import (
-    exit_code_of,
-    fail,
-    raise_file_limit,
-    say_error,
-    show,
-    text_of,
-)
+from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show, text_of
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.uri import check_path, is_uri
 from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, uris_of
 from dlrm.version import version_line
 
@@ -254,8 +247,6 @@ class ConfigFlags:
             return self._flags(["", *words], self._pass_on)[1:]
         except flags.UnrecognizedFlagError as error:
             raise ValueError(self._unknown(error.flagname)) from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--flagfile: expected text, got byte {error.start}") from None
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._flags)
@@ -296,14 +287,11 @@ class ConfigFlags:
 
     def _check_paths(self, name: str, value: Any) -> None:
         """Raises ValueError for a URI in a flag that takes none, or a wrong one elsewhere."""
+        if name not in self.uris:
+            check_all_local([(self._shown(name), value)])
+            return
         for item in _items(value):
-            if name not in self.uris or not is_uri(item) or item.lower().startswith("file:"):
-                check_all_local([(self._shown(name), item)])
-                continue
-            try:
-                Uri.parse(item)
-            except ValueError as error:
-                raise ValueError(f"{self._shown(name)} {error}") from None
+            check_path(item, self._shown(name))
 
     def _typed(self, name: str, value: Any) -> Any:
         kind = self._types[name]

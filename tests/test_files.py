@@ -269,7 +269,7 @@ def test_a_directory_that_may_not_be_written_is_named(tmp_path):
 
 def test_a_directory_inside_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file: expected a directory to write in, got a f"):
+    with pytest.raises(PermissionError, match="file: expected a directory that may be written in"):
         check_replaceable(tmp_path / "file/a/b", replace=False)
 
 

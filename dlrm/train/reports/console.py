@@ -192,10 +192,10 @@ class Console:
             if best and best != last:
                 shortly = f"{_relative(best)} (best), {last.name} (last)"
         self._files = {"saved": shortly}
-        if problem or curves:
+        if curves:
             self._files["curves"] = problem or _relative(curves)
         if not self._is_short:
-            if problem or curves:
+            if curves:
                 self.line(problem or f"curves: {curves}")
             self.line(weights)
 
@@ -240,7 +240,7 @@ class Console:
         step, when = self._printed
         patience = _PATIENCE if done - step >= _SHARE * self._total else _MOST_PATIENCE
         is_over = time.monotonic() - when >= patience
-        return self._bar.disable and done != self._total and is_over
+        return bool(self._bar.disable) and done != self._total and is_over
 
     def _steps(self, done: int) -> str:
         """Returns the steps done, as wide as at the end of the run."""
