@@ -330,11 +330,12 @@ def _new_folder(final: Path) -> Path:
 def tidy_leftovers(directory: Path) -> None:
     """Removes what killed processes left of any entry of a directory, as they wrote or removed it.
 
-    No other process may write there at the same time.
+    An entry whose replacement stopped between two renames is restored first. No other process may write there at the same time.
     """
     for path in directory.glob(".*-[0-9a-f]*"):
-        if re.fullmatch(r"\..+\.(partial|removed)-[0-9a-f]+", path.name):
+        if left := re.fullmatch(r"\.(.+)\.(?:partial|removed)-[0-9a-f]+", path.name):
             if path.is_dir() and not path.is_symlink():
+                restore_replaced(path, directory / left[1])
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()

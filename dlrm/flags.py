@@ -28,7 +28,6 @@ absl.flags:
 _TEXTS: Any = flags.ArgumentParser()
 _AS_TEXT: Any = flags.ArgumentSerializer()
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
-_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 
 
 class UsageError(ValueError):
@@ -367,29 +366,6 @@ def run_command(
             return say_error(error, usage or code)
 
     return exit_code_of(run, code=code, **others)
-
-
-def parsed_or_help(
-    arguments: Sequence[str], parse: Callable[[list[str]], Values], help_text: Callable[[], str]
-) -> Values | None:
-    """Returns the flags of a training command; None after showing its help.
-
-    An error of the flags ends the process.
-
-    Args:
-        arguments: arguments after the command's name.
-        parse: parses them.
-        help_text: returns the help.
-    """
-    try:
-        return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
-    except HelpAsked as asked:
-        text = asked.text(help_text)
-    except ValueError as error:
-        fail(error)
-    if code := exit_code_of(lambda: show(text)):
-        sys.exit(code)
-    return None
 
 
 def _items(value: Any) -> Sequence[Any]:

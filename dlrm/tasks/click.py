@@ -207,10 +207,8 @@ class ClickWork(Work):
             "schedule_restarts": continue_lr == REWARM,
             "config": config.train,
             "scaler": loss_scaler(config.precision, self.world.device, config.step.max_grad_norm),
-            "recorder": task.recorder,
             "ema": ema,
             "advice": advice(config, task, self.can_be_recorded),
-            "accumulate": task.accumulate,
         }
 
     def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:

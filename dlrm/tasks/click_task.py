@@ -21,9 +21,10 @@ from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import table_optimizer
 from dlrm.train.progress import raise_device_errors
 from dlrm.train.reports.callbacks import LabelsAndScores
+from dlrm.train.task import Task
 
 
-class ClickTask:
+class ClickTask(Task):
     """A network to train on clicks; examples/own_model.py has one.
 
     Args:

@@ -121,7 +121,6 @@ class Recommendation(ClickTask):
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
-        """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
         gradients = scaler.gradients_of(self.loss)
         if parameters:

@@ -304,7 +304,7 @@ class Run:
         frozen = self.work.frozen
         with agreed(world, ValueError, OSError):
             check_unchanged(last, frozen(Checkpoint(last).config), frozen(trainer.run))
-        trainer.resume(Checkpoint(last))
+        trainer.resume(last)
         self.log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
         return True
 
@@ -319,19 +319,15 @@ class Run:
         if self.log.quiet:
             return
         curves = Path(self.values["log_path"]).absolute().with_name("curves.png")
-        task, progress, flags = trainer.task, trainer.progress, trainer.run["flags"]
+        progress, flags = trainer.progress, trainer.run["flags"]
         data = flags.get("dataset") or flags.get("dataset_type") or ""
         problem = draw_curves(
-            progress.curve,
-            progress.history,
-            task.metric,
-            task.loss_metric,
+            progress,
+            trainer.task,
             curves,
-            title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
-            schedule=trainer.scheduled,
-            best_step=progress.best.get("step"),
-            tested=trainer.roles.chooses,
-            first_step=progress.first_step,
+            trainer.scheduled,
+            f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
+            trainer.roles.chooses,
         )
         self.log.console.saved(Saved(curves, problem, last, best))
         for file in (None if problem else curves, last / MODEL_CARD if last else None):

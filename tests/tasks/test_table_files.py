@@ -62,7 +62,6 @@ class Run:
             self.task,
             optimizers=self.task.optimizers(optimizer),
             schedule=lambda step: 0.1 / step**0.5,
-            accumulate=self.task.accumulate,
             config=TrainConfig(**self.config),
             log=RunLog(quiet=True),
             checkpoints=self.checkpoints,

@@ -192,10 +192,10 @@ class Console:
             if best and best != last:
                 shortly = f"{_relative(best)} (best), {last.name} (last)"
         self._files = {"saved": shortly}
-        if shown := problem or (curves and _relative(curves)):
-            self._files["curves"] = shown
+        if curves:
+            self._files["curves"] = problem or _relative(curves)
         if not self._is_short:
-            if problem or curves:
+            if curves:
                 self.line(problem or f"curves: {curves}")
             self.line(weights)
 
