@@ -155,7 +155,6 @@ def ours(config: DLRMConfig, datasets: Datasets, optimizer: str, dtype) -> Calla
             schedule=lambda step: LR,
             config=training,
             log=log,
-            accumulate=task.accumulate,
         )
         trainer.fit(ClickLoader(datasets.train), ClickLoader(datasets.test))
 

@@ -40,13 +40,14 @@ from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.precision import LossScaler
+from dlrm.train.task import Task
 from dlrm.train.trainer import Trainer
 
 ONE = torch.ones(1, 1)
 NARROW = DLRMConfig((10,) * 26, 13, 4, (8, 8, 4), (1, 8, 8, 8, 1))  # as deep as the Terabyte model
 
 
-class Null:
+class Null(Task):
     """A network of one weight, and its loss."""
 
     metric = loss_metric = "loss"
@@ -65,9 +66,6 @@ class Null:
 
     def evaluate(self, loader: object) -> dict[str, float]:
         return {"loss": 0.0}
-
-    def table_parameters(self) -> tuple:
-        return ()
 
 
 class Same:
@@ -132,14 +130,13 @@ class Launches(TorchDispatchMode):
 def dlrm(half: bool, recorder: Nothing | None = None) -> Callable[[int], float]:
     """Returns what trains the narrow DLRM for some steps; `half` as --amp does on a GPU."""
     task = Recommendation(NARROW, dtype=torch.float16 if half else torch.float32)
+    task.recorder = recorder
     trainer = Trainer(
         task,
         optimizers=task.optimizers(OptimizerConfig("sgd", "sgd")),
         schedule=lambda step: 1e-3,
         config=TrainConfig(print_freq=10**9),
         scaler=LossScaler(torch.tensor(128.0) if half else None),
-        recorder=recorder,
-        accumulate=task.accumulate,
         log=StepLog(),
     )
     batch = Batch(torch.rand(4, 13), torch.zeros(4, 26, dtype=torch.int32), torch.zeros(4))

@@ -35,8 +35,7 @@ from dlrm.remote.cache import Cache
 from dlrm.remote.localize import localize
 from dlrm.remote.objects import IN_FLIGHT, PART_BYTES
 from dlrm.remote.uri import Uri
-from dlrm.scripts.simulate_logs.command import simulate
-from dlrm.scripts.simulate_logs.flags import Simulation
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = {"latency": 0.02, "failing": 0.02}

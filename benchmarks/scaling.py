@@ -70,7 +70,6 @@ class Training:
             config=settings,
             world=world,
             log=StepLog(),
-            accumulate=task.accumulate,
         )
 
     def run(self, steps: int) -> tuple[float, float]:

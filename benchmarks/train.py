@@ -274,7 +274,6 @@ def ours(
             config=training,
             world=world,
             log=log,
-            accumulate=task.accumulate,
         )
         trainer.fit(batches(datasets.train, data.device), ClickLoader(datasets.test, data.device))
 

@@ -104,15 +104,6 @@ def flush_output() -> None:
         raise
 
 
-def unwritten_output() -> OSError | None:
-    """Returns the error of standard output, if it cannot be written, and closes it."""
-    try:
-        flush_output()
-    except OSError as error:
-        return error
-    return None
-
-
 def show(text: str) -> None:
     """Prints a text that was asked for, such as a help.
 
@@ -255,10 +246,6 @@ def terminable(at_once: bool = False) -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupt)
         if signal.getsignal(signal.SIGTERM) is handler:
             signal.signal(signal.SIGTERM, before)
-
-
-def end_while_imported(name: str = "") -> None:
-    """Does nothing; for `dlrm/scripts/__init__.py`."""
 
 
 @contextmanager

@@ -26,9 +26,7 @@ _SYNCED_AT_ONCE = 8  # 2,000 small files take 0.2 s, one at a time 0.9 (ext4)
 _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _EXCHANGE = 2  # RENAME_EXCHANGE of <linux/fs.h>
 _AT_FDCWD = -100
-_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
-# Of a kernel or a file system that cannot exchange two names.
-_CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+_renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 # Flags and keyword arguments that may look like a URI: all others are taken for paths.
 NOT_PATHS = frozenset(
@@ -133,14 +131,14 @@ def check_owned(directory: Path) -> None:
     Raises:
         PermissionError: it is such a directory, or a link; the message names it.
     """
-    parent, path = directory.absolute().parent, directory.absolute()
-    if os.path.lexists(path) and parent.stat().st_mode & stat.S_IWOTH:
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(
-                f"{directory}: another user may have made it, as all may write to {parent}; name a "
-                "directory of your own"
-            )
+    path = directory.absolute()
+    if (
+        os.path.lexists(path)
+        and path.parent.stat().st_mode & stat.S_IWOTH
+        and (path.is_symlink() or path.stat().st_uid != os.getuid())
+    ):
+        reason = f"another user may have made it, as all may write to {path.parent}"
+        raise PermissionError(f"{directory}: {reason}; name a directory of your own")
 
 
 @contextmanager
@@ -238,19 +236,14 @@ def atomic_directory(
     with errors_named(path, folder), owned_directory(folder):
         content = folder / "content"
         content.mkdir()
-        try:
-            yield content
-            publish_directory(content, final, bool(replace))
-        finally:
-            restore_replaced(folder, final)  # after Ctrl-C between two renames
+        yield content
+        publish_directory(content, final, bool(replace))
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
     """Raises OSError if `atomic_directory` would refuse `path`, before any work."""
     parent = next(folder for folder in path.parents if folder.exists())
-    if not parent.is_dir():
-        raise NotADirectoryError(f"{parent}: expected a directory to write in, got a file")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise PermissionError(f"{parent}: expected a directory that may be written in")
     if path.is_mount():
         raise FileExistsError(f"{path}: a mount point cannot be replaced; name a directory in it")
@@ -279,57 +272,42 @@ def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
     missing for the time between two renames, and `tidy_after_killed` restores it after a kill.
 
     Args:
-        staging: the directory; if it replaces another, that one's content is here afterward.
+        staging: the directory; what it replaces is left in its parent.
         replace: whether it may replace a directory that is not empty.
 
     Raises:
         FileExistsError: it may not.
     """
     sync_tree(staging)
-    if replace and final.exists():
-        if not exchange(staging, final):
-            old = staging.with_name(_OLD)
-            final.rename(old)
-            try:
-                staging.rename(final)
-            except BaseException:
-                old.rename(final)
-                raise
-            old.rename(staging)
-    else:
+    if not (replace and final.exists()):
         try:
             staging.rename(final)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise FileExistsError(f"{final}: another process has written it meanwhile") from None
+    elif not exchange(staging, final):
+        try:
+            final.rename(staging.with_name(_OLD))
+            staging.rename(final)
+        finally:
+            restore_replaced(staging.parent, final)
     sync(final.parent)
 
 
 def exchange(first: Path, other: Path) -> bool:
-    """Exchanges two directories at one instant, so that each name always has one of them.
-
-    Returns:
-        Whether it did; False if the system or the file system cannot.
-
-    Raises:
-        OSError: it failed for another reason; the message names both.
-    """
-    if _renameat2 is None:
-        return False
+    """Exchanges two directories at one instant; returns whether the system could."""
     names = os.fsencode(first), os.fsencode(other)
-    if _renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0:
-        return True
-    if (number := ctypes.get_errno()) in _CANNOT_EXCHANGE:
-        return False
-    raise OSError(number, os.strerror(number), str(first), None, str(other))
+    return _renameat2 is not None and not _renameat2(
+        _AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE
+    )
 
 
 def restore_replaced(folder: Path, final: Path) -> None:
-    """Restores `final` if a process was stopped between the two renames that replace it.
+    """Restores `final` if its replacement stopped between two renames.
 
     Args:
-        folder: directory of the staging directory, in which no process works anymore.
+        folder: parent of the staging directory.
     """
     if (folder / _OLD).exists() and not final.exists():
         (folder / _OLD).rename(final)
@@ -352,11 +330,13 @@ def _new_folder(final: Path) -> Path:
 def tidy_leftovers(directory: Path) -> None:
     """Removes what killed processes left of any entry of a directory, as they wrote or removed it.
 
-    No other process may write there at the same time.
+    An entry whose replacement stopped between two renames is restored first. No other process may
+    write there at the same time.
     """
     for path in directory.glob(".*-[0-9a-f]*"):
-        if re.fullmatch(r"\..+\.(partial|removed)-[0-9a-f]+", path.name):
+        if left := re.fullmatch(r"\.(.+)\.(?:partial|removed)-[0-9a-f]+", path.name):
             if path.is_dir() and not path.is_symlink():
+                restore_replaced(path, directory / left[1])
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
@@ -369,8 +349,7 @@ def sync_tree(directory: Path) -> None:
     """
     folders = [(Path(parent), names) for parent, _, names in os.walk(directory, topdown=False)]
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(sync, [parent / name for parent, names in folders for name in names]):
-            pass
+        list(pool.map(sync, [parent / name for parent, names in folders for name in names]))
     for parent, _ in folders:
         sync(parent)
 

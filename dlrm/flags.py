@@ -10,18 +10,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import (
-    exit_code_of,
-    fail,
-    raise_file_limit,
-    say_error,
-    show,
-    text_of,
-)
+from dlrm.command_line import exit_code_of, raise_file_limit, say_error, show, text_of
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.uri import Uri, is_uri
+from dlrm.remote.uri import check_path, is_uri
 from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, uris_of
 from dlrm.version import version_line
 
@@ -35,7 +28,6 @@ absl.flags:
 _TEXTS: Any = flags.ArgumentParser()
 _AS_TEXT: Any = flags.ArgumentSerializer()
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
-_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 
 
 class UsageError(ValueError):
@@ -254,8 +246,6 @@ class ConfigFlags:
             return self._flags(["", *words], self._pass_on)[1:]
         except flags.UnrecognizedFlagError as error:
             raise ValueError(self._unknown(error.flagname)) from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--flagfile: expected text, got byte {error.start}") from None
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._flags)
@@ -296,14 +286,11 @@ class ConfigFlags:
 
     def _check_paths(self, name: str, value: Any) -> None:
         """Raises ValueError for a URI in a flag that takes none, or a wrong one elsewhere."""
+        if name not in self.uris:
+            check_all_local([(self._shown(name), value)])
+            return
         for item in _items(value):
-            if name not in self.uris or not is_uri(item) or item.lower().startswith("file:"):
-                check_all_local([(self._shown(name), item)])
-                continue
-            try:
-                Uri.parse(item)
-            except ValueError as error:
-                raise ValueError(f"{self._shown(name)} {error}") from None
+            check_path(item, self._shown(name))
 
     def _typed(self, name: str, value: Any) -> Any:
         kind = self._types[name]
@@ -379,29 +366,6 @@ def run_command(
             return say_error(error, usage or code)
 
     return exit_code_of(run, code=code, **others)
-
-
-def parsed_or_help(
-    arguments: Sequence[str], parse: Callable[[list[str]], Values], help_text: Callable[[], str]
-) -> Values | None:
-    """Returns the flags of a training command; None after showing its help.
-
-    An error of the flags ends the process.
-
-    Args:
-        arguments: arguments after the command's name.
-        parse: parses them.
-        help_text: returns the help.
-    """
-    try:
-        return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
-    except HelpAsked as asked:
-        text = asked.text(help_text)
-    except ValueError as error:
-        fail(error)
-    if code := exit_code_of(lambda: show(text)):
-        sys.exit(code)
-    return None
 
 
 def _items(value: Any) -> Sequence[Any]:

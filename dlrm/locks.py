@@ -11,7 +11,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _LOCK = "lock"  # in a directory of `owned_directory`
@@ -63,7 +63,8 @@ def owned_directory(path: Path) -> Iterator[Path]:
     """
     path.mkdir()
     owner = os.getpid()
-    with lock(path / _LOCK):
+    with open(path / _LOCK, "w") as file:  # forks have it, too, which only delays the removal
+        _flock(file.fileno(), fcntl.LOCK_EX)
         try:
             yield path
         finally:
@@ -109,19 +110,17 @@ def unreplaced(directory: Path) -> Iterator[None]:
         ReplacedError: it was, so what the block read may be a mixture, and its errors may have
             that reason. Reading again gives the new content.
     """
-    held = os.open(directory, os.O_RDONLY)  # keeps its number from being given to another
-    replaced = f"{directory}: was replaced or removed while it was read; read it again"
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if _is_at(held, directory):
-            raise
-        raise ReplacedError(replaced) from error
-    else:
+    failed: Exception | None = None
+    with _opened(directory) as held:  # keeps its number from being given to another
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            failed = error
         if not _is_at(held, directory):
-            raise ReplacedError(replaced)
-    finally:
-        os.close(held)
+            reason = "was replaced or removed while it was read; read it again"
+            raise ReplacedError(f"{directory}: {reason}") from failed
+        if failed is not None:
+            raise failed
 
 
 @contextmanager
@@ -131,15 +130,12 @@ def in_use(directory: Path) -> Iterator[bool]:
     Yields:
         Whether the directory exists and will stay; False if it is being removed or replaced.
     """
-    try:
-        held = os.open(directory, os.O_RDONLY)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        yield _flock(held, fcntl.LOCK_SH) and _is_at(held, directory)
-    finally:
-        os.close(held)
+    with ExitStack() as stack:
+        stays = False
+        with suppress(FileNotFoundError):
+            held = stack.enter_context(_opened(directory))
+            stays = _flock(held, fcntl.LOCK_SH) and _is_at(held, directory)
+        yield stays
 
 
 def remove_unused(directory: Path) -> bool:
@@ -150,21 +146,27 @@ def remove_unused(directory: Path) -> bool:
     """
     if directory.is_symlink():
         return False
-    held = os.open(directory, os.O_RDONLY)
-    try:
+    with _opened(directory) as held:
         if not _flock(held, fcntl.LOCK_EX):
             return False
         name = f".{directory.name}.removed-{new_suffix()}"
         removed = directory.rename(directory.with_name(name))
         sync(directory.parent)
         shutil.rmtree(removed, ignore_errors=True)
-    finally:
-        os.close(held)
     return True
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _flock(descriptor: int, kind: int) -> bool:
-    """Locks a directory without waiting; returns whether it could, or there are no locks."""
+    """Locks a file or directory at once; returns whether it could, or there are no locks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -184,8 +186,5 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Waits until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with _opened(path) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,15 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import (
-    MAX_JSON_BYTES,
-    MAX_YAML_BYTES,
-    brief,
-    json_text,
-    parse_json,
-    read_bytes,
-    read_json,
-)
+from dlrm.documents import MAX_JSON_BYTES, brief, json_text, parse_json, read_bytes, read_json
 from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
@@ -25,7 +17,6 @@ _VERSION = 2
 _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _ZEROED = rb"\g<1>00000000\g<3>"
-_LINES_SUM = b"# CRC-32 of the lines below: "
 
 
 class Checksum:
@@ -115,12 +106,10 @@ def check_files(directory: Path, expected: Mapping[str, str]) -> None:
         ValueError: a file is damaged; the message names the file and the bytes.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = [directory / name for name in expected]
-        for path, sums, actual in zip(
-            paths, expected.values(), pool.map(checksum, paths), strict=True
-        ):
+        found = pool.map(checksum, [directory / name for name in expected])
+        for (name, sums), actual in zip(expected.items(), found, strict=True):
             if actual != sums:
-                raise damaged(path, sums, actual)
+                raise damaged(directory / name, sums, actual)
 
 
 def write_manifest(
@@ -199,12 +188,9 @@ def files_of(manifest: Mapping[str, Any], where: str) -> dict[str, tuple[int, st
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{where}: not a manifest ({error!r})") from error
     for name, (size, sums) in files.items():
-        are_sums = isinstance(sums, str) and re.fullmatch("([0-9a-f]{8})+", sums)
-        if (
-            type(size) is not int
-            or not are_sums
-            or len(sums) != 8 * max(1, -(-size // BLOCK_BYTES))
-        ):
+        digits = 8 * max(1, -(-size // BLOCK_BYTES)) if type(size) is int else 0
+        is_sum = isinstance(sums, str) and re.fullmatch("[0-9a-f]+", sums)
+        if not is_sum or len(sums) != digits:
             raise ValueError(
                 f"{where}: {name}: expected a number of bytes, and eight hexadecimal digits for "
                 f"each {BLOCK_BYTES} bytes, got {brief(size)} and {brief(sums)}"
@@ -264,27 +250,3 @@ def parse_sealed(
     if stored is None and (required or _SEAL in entries):
         raise ValueError(f"{source}: expected the checksum {_SEAL} at its end: damaged")
     return entries
-
-
-def sealed_lines(text: str) -> str:
-    """Returns lines for programs and for people, after their checksum as a comment."""
-    sums = f"{zlib.crc32(text.encode()):08x}"
-    return f"# CRC-32 of the lines below: {sums}; delete this line if you edit them\n{text}"
-
-
-def check_lines(path: str | os.PathLike) -> None:
-    """Compares a file of `sealed_lines` with its checksum; files without one pass.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or was edited without removing the comment.
-    """
-    content = read_bytes(path, MAX_YAML_BYTES)
-    first, _, lines = content.partition(b"\n")
-    actual = f"{zlib.crc32(lines):08x}"
-    if _LINES_SUM in content and not first.startswith(_LINES_SUM + f"{actual};".encode()):
-        raise ValueError(
-            f"{path}: expected CRC-32 {actual} in the first line, got "
-            f"{brief(first.decode('utf-8', 'replace'))}: damaged; copy or make it again; delete "
-            "the first line of a file that you have edited"
-        )

@@ -153,7 +153,7 @@ def test_a_library_is_replaced_whole_and_an_error_leaves_the_old_one(project):
         mapped.seek(0)
         assert mapped.read() == old
     assert sorted(path.name for path in library.parent.iterdir()) == [
-        *("__init__.py", MODULE, "_ops_cpu.so", "_served.so")
+        *("__init__.py", MODULE, "_ops_cpu.so", "_served.so", "version.py")
     ]
     good = library.read_bytes()
     (project / "csrc/library.cpp").write_text("int library() { return nothing; }\n")
@@ -182,7 +182,8 @@ def test_a_wheel_has_no_modules_of_earlier_builds_and_names_its_python(project):
     (wheel,) = (project / "dist").iterdir()
     assert re.fullmatch(r"dlrm-0\.0\.1-cp3\d+-cp3\d+-linux_\w+\.whl", wheel.name)
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("dlrm/")}
-    assert names == {*("dlrm/__init__.py", f"dlrm/{MODULE}", "dlrm/_ops_cpu.so", "dlrm/_served.so")}
+    modules = ("__init__.py", "version.py", MODULE, "_ops_cpu.so", "_served.so")
+    assert names == {f"dlrm/{name}" for name in modules}
 
 
 def contents(project):

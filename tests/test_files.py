@@ -20,6 +20,7 @@ from dlrm.files import (
     check_local,
     check_replaceable,
     make_directories,
+    tidy_leftovers,
     write_array,
     write_atomically,
 )
@@ -122,6 +123,26 @@ def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     killed = subprocess.run([sys.executable, "-c", code, str(final)], check=False)
     assert killed.returncode == 3
     assert not final.exists()
+
+
+def test_an_entry_whose_replacement_was_killed_is_restored(tmp_path):
+    final = tmp_path / "dataset"
+    final.mkdir()
+    (final / "file").write_text("old")
+    write_manifest(final, "dataset")
+    code = (
+        "import os, pathlib, sys; from dlrm import files\n"
+        "files.exchange = lambda one, other: False\n"
+        "with files.atomic_directory(sys.argv[1], replace=True) as staging:\n"
+        "    rename = pathlib.Path.rename\n"
+        "    pathlib.Path.rename = lambda *paths: os._exit(3 + rename(*paths).exists())\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(final)], check=False)
+    assert killed.returncode == 4
+    assert not final.exists()
+    tidy_leftovers(tmp_path)
+    assert names(tmp_path) == ["dataset"]
+    assert (final / "file").read_text() == "old"
 
 
 def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
@@ -269,7 +290,7 @@ def test_a_directory_that_may_not_be_written_is_named(tmp_path):
 
 def test_a_directory_inside_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file: expected a directory to write in, got a f"):
+    with pytest.raises(PermissionError, match="file: expected a directory that may be written in"):
         check_replaceable(tmp_path / "file/a/b", replace=False)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from dlrm.distributed import World
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.dense import dense_optimizer
+from dlrm.train.task import Task
 from dlrm.train.trainer import Trainer
 
 
@@ -33,7 +34,7 @@ class Points:
             self.open -= 1
 
 
-class Line:
+class Line(Task):
     """A small network with dropout, so the state of torch's random generator matters."""
 
     metric, loss_metric = "score", "error"
@@ -68,9 +69,6 @@ class Line:
 
     def parameter_groups(self):
         return {"tables": [], "dense": list(self.model.parameters())}
-
-    def table_parameters(self):
-        return []
 
     def weights(self):
         return [p.detach().clone() for p in self.model.parameters()]

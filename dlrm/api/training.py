@@ -298,7 +298,7 @@ class Training:
 
     @property
     def tf32(self) -> bool:
-        """Whether float32 products may be in TensorFloat-32."""
+        """Says whether float32 products may be in TensorFloat-32."""
         return self.values.get("tf32", PrecisionConfig.tf32)
 
     def settings(self, save_checkpoint_path: Path | None) -> Values:
@@ -390,6 +390,7 @@ def _recorded(work: ClickWork, training: Training) -> Values:
         "dataset_type": values["dataset_type"],
         "num_numerical_features": work.whole.train.num_numerical,
         "base_device": training.device,
+        "distill": training.values.get("distill"),
     }
     names = (*SETTINGS, *OF_CONTINUING)
     return Values({**{name: values[name] for name in names}, **own}, values.given)

@@ -106,7 +106,7 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
 
 def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
     """Runs the command; returns its exit code and the peak memory of a process of it, in bytes."""
-    from dlrm.tasks.ending import end_with_launcher  # torch takes seconds to import
+    from dlrm.tasks.start import end_with_launcher  # torch takes seconds to import
 
     module = f"dlrm.scripts.{job.row.command}"
     command = [sys.executable, "-m", module]

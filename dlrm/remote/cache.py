@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.files import check_owned, make_directories
-from dlrm.locks import in_use, remove_unused
+from dlrm.locks import in_use, lock, remove_unused
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.objects import Entry, Wanted, download, link, open_store
 from dlrm.remote.uri import Local, Uri
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
-_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
 
 
@@ -76,12 +75,10 @@ class Cache:
             version = "" if name in listing.hollow else f"{entry.key}\0{entry.version}"
             lines.append(f"{name}\0{entry.size}\0{version}")
         view = self.folder / "views" / _digest("\n".join(lines))[:16]
-        while True:
+        held, stays = ExitStack(), False
+        while not stays:
             make_directories(view)
-            held = ExitStack()
-            if held.enter_context(in_use(view)):
-                break
-            held.close()
+            stays = held.enter_context(in_use(view))
         local = Local.within(view, uri)
         weakref.finalize(local, held.close)
         self._fill(view, uri, listing)
@@ -89,7 +86,7 @@ class Cache:
 
     def _fill(self, view: Path, uri: Uri, listing: Listing) -> None:
         """Makes a view complete, once for all processes that want it."""
-        with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
+        with lock(view.with_name(f"{view.name}.lock")):
             os.utime(view)
             store, root = open_store(uri), f"{view}/{uri.scheme}/{uri.authority}"
             objects = self.folder / "objects"  # one, as ext4 creates files slowly in new folders
@@ -102,7 +99,8 @@ class Cache:
             if (view / _COMPLETE).exists() and all(_has(one.name, one.entry) for one in every):
                 return
             self._make_room(sum(o.entry.size for o in every if not _has(o.path, o.entry)), uri)
-            with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
+            with open(self.folder / _OBJECTS, "w") as held:
+                fcntl.flock(held, fcntl.LOCK_SH)
                 objects.mkdir(exist_ok=True)
                 for folder in {os.path.dirname(f"{root}/{name}") for name in listing.files}:
                     os.makedirs(folder, exist_ok=True)
@@ -137,7 +135,7 @@ class Cache:
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""
-        with suppress(BlockingIOError), _flock(self.folder / _OBJECTS, _AT_ONCE):
+        with suppress(BlockingIOError), lock(self.folder / _OBJECTS, "in use"):
             for path in (self.folder / "objects").glob("*"):
                 if _status(path, "st_nlink") == 1:
                     path.unlink(missing_ok=True)
@@ -159,12 +157,8 @@ class Cache:
         """
         place, folder = self.output_path(uri), self.output_folder(uri)
         make_directories(place.parent)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(_flock(folder.with_name(f"{folder.name}.lock"), _AT_ONCE))
-            except BlockingIOError:
-                reason = "another process of this machine writes there"
-                raise BlockingIOError(f"{uri}: {reason}") from None
+        busy = f"{uri}: another process of this machine writes there"
+        with lock(folder.with_name(f"{folder.name}.lock"), busy):
             yield place
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -172,14 +166,6 @@ class Cache:
 def default_folder() -> Path:
     """Returns `dlrm/remote` in the user's cache, which `XDG_CACHE_HOME` moves."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dlrm", "remote").expanduser()
-
-
-@contextmanager
-def _flock(path: Path, kind: int) -> Iterator[None]:
-    """Has a lock within the block; with `_AT_ONCE`, BlockingIOError says that another has it."""
-    with open(path, "w") as lock:
-        fcntl.flock(lock, kind)
-        yield
 
 
 def _has(path: str, entry: Entry) -> bool:

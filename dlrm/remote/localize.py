@@ -16,12 +16,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlrm.files import MANIFEST, check_local
+from dlrm.files import MANIFEST
 from dlrm.manifest import parse_sealed
 from dlrm.remote.cache import Cache, Listing
 from dlrm.remote.objects import open_store
 from dlrm.remote.publish import Addition, Output, listing_of
-from dlrm.remote.uri import Local, Uri, is_uri, shown
+from dlrm.remote.uri import Local, Uri, check_path, is_uri, shown
 
 BEST = "best.json"
 READ, OWN = "read", "own"
@@ -108,14 +108,13 @@ def whole_steps(uri: Uri, names: Iterable[str]) -> list[str]:
 
 
 def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, list[Uri]]:
-    """Returns the URIs among flags, by name; ValueError names a wrong one."""
+    """Returns the URIs among flags, by name."""
     found: dict[str, list[Uri]] = {}
     for name in roles:
         own = values.get(name)
-        for item in own if isinstance(own, list | tuple) else [own]:
-            if item is not None and is_uri(item):
-                check_path(item, f"--{name}")
-                found.setdefault(name, []).append(Uri.parse(item))
+        items: Iterable[Any] = own if isinstance(own, list | tuple) else [own]
+        if uris := [Uri.parse(item) for item in items if is_uri(item)]:
+            found[name] = uris
     return found
 
 
@@ -157,9 +156,10 @@ def run_locally(
                 replace = values.get("overwrite")
                 if replace or verb == "replace":
                     replace = next((word for word in words if word != "plain"), True)
-                plain = "plain" in words
-                adds = verb == "add"
-                outputs.append(Addition(uri, path) if adds else Output(uri, path, replace, plain))
+                if verb == "add":
+                    outputs.append(Addition(uri, path))
+                else:
+                    outputs.append(Output(uri, path, replace, "plain" in words))
                 changed[name] = type(values[name])(path)
         if not (code := act(changed)):
             for output in outputs:
@@ -189,17 +189,6 @@ def localized(value: Any, cache: Cache, held: list[Local], wanted: Sequence[str]
         else:
             paths.append(local if isinstance(item, str) else type(item)(local))
     return type(value)(paths) if many else paths[0]
-
-
-def check_path(path: Any, name: str) -> None:
-    """Raises ValueError, with the name of a flag or argument, for a wrong URI or path."""
-    if is_uri(path):
-        try:
-            Uri.parse(path)
-        except ValueError as error:
-            raise ValueError(f"{name} {error}") from None
-    elif isinstance(path, str | os.PathLike):
-        check_local(path, name)
 
 
 def local_path(path: str | os.PathLike, name: str) -> str:

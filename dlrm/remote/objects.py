@@ -45,13 +45,15 @@ _SOUGHT = {
 }
 _connected_in: set[int] = set()  # processes that have used obstore, before a fork
 _REPLACED = "{}: another process has written it meanwhile"
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_NO_BUCKET = "NoSuchBucket|ContainerNotFound|bucket does not exist"
 _REFUSED = r"credential|\b40[13]\b|AccessDenied"
+# The last is of a HEAD.
+_EXPIRED = "ExpiredToken|RequestExpired|TokenRefreshRequired|InvalidToken|400 Bad Request: \n"
 _PREAMBLE = (  # of obstore's messages, which the URI and the class of the error say
-    r"^Generic \w+ error: |^The operation lacked the necessary privileges .*?: "
-    r"|Server returned non-2xx status code: "
+    r"Error performing \w+ \S+ in \S+( -)? ?|^Generic \w+ error: "
+    r"|^The operation lacked the necessary privileges .*?: |Server returned non-2xx status code: "
+    r"|Debug source.*"
 )
-_EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
 
 class Entry(NamedTuple):
@@ -89,7 +91,11 @@ def find_entries(uri: Uri) -> list[Entry]:
     store = open_store(uri)
     if uri.has_pattern:
         listed = store.entries(uri.before_pattern())
-        pattern = re.compile(_pattern(uri.key))
+        parts = [
+            ".*" if part == "**" else fnmatch.translate(part)[4:-3].replace(".*", "[^/]*")
+            for part in uri.key.rstrip("/").split("/")
+        ]
+        pattern = re.compile(f"{'/'.join(parts)}(/.*)?\\Z")  # with or without more below it
         if found := [entry for entry in listed if pattern.match(entry.key)]:
             return found
         raise FileNotFoundError(f"{uri}: no object of this pattern among {len(listed):,}")
@@ -102,15 +108,6 @@ def find_entries(uri: Uri) -> list[Entry]:
     if found := store.entries(uri.folder):
         return found
     raise FileNotFoundError(f"{uri}: no such object, and none below it")
-
-
-def _pattern(key: str) -> str:
-    """Returns a regular expression of a shell's pattern, with or without more below it."""
-    parts = [
-        ".*" if part == "**" else fnmatch.translate(part)[4:-3].replace(".*", "[^/]*")
-        for part in key.rstrip("/").split("/")
-    ]
-    return f"{'/'.join(parts)}(/.*)?\\Z"
 
 
 class Store:
@@ -139,10 +136,8 @@ class Store:
             "http": str(self.root),
         }.get(self._kind, "")
         if endpoint and not re.match("https?://[^/]", endpoint):  # obstore would panic
-            expected = (
-                "the address of the service in the environment to begin with http:// or https://"
-            )
-            raise ValueError(f"{self.root}: expected {expected}")
+            expected = "address of the service in the environment to begin with http:// or https://"
+            raise ValueError(f"{self.root}: expected the {expected}")
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
         if self._kind == "gs" and endpoint:
@@ -162,8 +157,9 @@ class Store:
             place = replace(self.root, key=prefix)
             raise ValueError(f"{place}: expected the URI of a single file of a web server")
 
+        folder = prefix.rpartition("/")[0]  # obstore takes a prefix for whole parts of keys
+
         def listed() -> list[Entry]:
-            folder = prefix.rpartition("/")[0]  # obstore takes a prefix for whole parts of keys
             chunks = self._ops.list(self._store, folder or None, chunk_size=1000)
             return [_entry(facts) for chunk in chunks for facts in chunk]
 
@@ -235,7 +231,7 @@ class Store:
             try:
                 return act()
             except self._ops.exceptions.BaseError as error:
-                if not _has_expired(error):
+                if not re.search(_EXPIRED, str(error)):
                     raise
                 self._store = self._connect()
                 return act()
@@ -244,7 +240,7 @@ class Store:
 
     def _error(self, uri: Uri, error: Exception, reading: bool) -> OSError:
         errors, text = self._ops.exceptions, str(error)
-        if any(word in text for word in _NO_BUCKET):
+        if re.search(_NO_BUCKET, text):
             return FileNotFoundError(f"{uri.root}: no such bucket")
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(f"{uri}: no such object")
@@ -253,7 +249,7 @@ class Store:
                 return OSError(f"{uri}: was replaced by another object while it was read")
             return FileExistsError(_REPLACED.format(uri))
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
-        if refused or _has_expired(error) or re.search(_REFUSED, text, re.IGNORECASE):
+        if refused or re.search(f"{_EXPIRED}|(?i:{_REFUSED})", text):
             sought = f"credentials were looked for in {_SOUGHT[self._kind]}"
             return PermissionError(f"{uri}: no permission ({_reason(error)}); {sought}")
         return OSError(f"{uri}: {_reason(error)}")
@@ -269,13 +265,10 @@ class _ForkedStore:
         self.root, self._lock = root, threading.Lock()
         self._pipe, theirs = Pipe()
         program = f"from dlrm.remote.objects import serve; serve({theirs.fileno()})"
-        path = os.pathsep.join(filter(None, sys.path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": path},
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
+        command = [sys.executable, "-c", program]
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            self._process = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()])
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self._ask, name)
@@ -322,11 +315,6 @@ def _aws_options(endpoint: str) -> dict[str, Any]:
     return options
 
 
-def _has_expired(error: Exception) -> bool:
-    text = str(error)
-    return any(word in text for word in _EXPIRED) or "400 Bad Request: \n" in text  # of a HEAD
-
-
 def _entry(facts: Any) -> Entry:
     modified = facts["last_modified"].timestamp()
     version = facts.get("e_tag") or f"size {facts['size']}, time {modified}"
@@ -341,12 +329,10 @@ def _reason(error: BaseException) -> str:
     code, said = re.search("<Code>(.*?)</Code>", text), re.search("<Message>(.*?)</Message>", text)
     if code is not None:
         return one_line(": ".join(found[1] for found in (code, said) if found is not None))
-    first = text.strip().partition("\n")[0]
-    first = re.sub(r"Error performing \w+ \S+ in \S+( -)? ?", "", first)
-    first = re.sub(_PREAMBLE, "", first)
+    first = re.sub(_PREAMBLE, "", text.strip().partition("\n")[0])
     first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
-    return one_line(first.partition("Debug source")[0]).rstrip(": ")[:300]
+    return one_line(first).rstrip(": ")[:300]
 
 
 class Wanted(NamedTuple):
@@ -380,8 +366,7 @@ def download(store: Store, wanted: Sequence[Wanted]) -> None:
 
     objects = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
     with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="parts") as parts, objects:
-        for _ in objects.map(work, range(min(IN_FLIGHT, len(wanted)))):
-            pass
+        list(objects.map(work, range(min(IN_FLIGHT, len(wanted)))))
 
 
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
@@ -434,12 +419,10 @@ def write_at(descriptor: int, content: Any, begin: int) -> None:
 def upload(store: Store, files: Mapping[str, Path]) -> None:
     """Writes files, by key, as objects, several at a time."""
     with ThreadPoolExecutor(8, thread_name_prefix="upload") as pool:  # each has several parts
-        for _ in pool.map(store.write, files.keys(), files.values()):
-            pass
+        list(pool.map(store.write, files.keys(), files.values()))
 
 
 def remove_all(store: Store, keys: Sequence[str]) -> None:
     """Deletes objects, several at a time, as far as it is permitted."""
     with ThreadPoolExecutor(IN_FLIGHT) as pool, suppress(OSError):
-        for _ in pool.map(store.remove, keys):
-            pass
+        list(pool.map(store.remove, keys))

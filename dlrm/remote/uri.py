@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlrm.documents import brief
+from dlrm.files import check_local
 
 # Scheme -> store: S3 or a service with its interface, Google Cloud Storage, Azure Blob Storage, or
 # a web server, to read single files.
@@ -111,6 +112,17 @@ def is_uri(text: object) -> bool:
         return False
     found = _URI.match(os.fspath(text))
     return found is not None and found[1].lower() != "file"
+
+
+def check_path(path: Any, name: str) -> None:
+    """Raises ValueError, with the name of a flag or argument, for a wrong URI or path."""
+    if is_uri(path):
+        try:
+            Uri.parse(path)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
+    elif isinstance(path, str | os.PathLike):
+        check_local(path, name)
 
 
 class Local(str):

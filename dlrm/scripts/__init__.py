@@ -1,8 +1,1 @@
 """Commands: flags in, calls to the package, results out."""
-
-import sys
-
-if sys.argv[:1] == ["-m"]:  # Python imports a command, to run it
-    from dlrm.command_line import end_while_imported
-
-    end_while_imported()

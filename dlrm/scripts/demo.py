@@ -3,12 +3,9 @@
     dlrm demo                             simulated logs, whose best AUC is known
     dlrm demo --raw /path/with/day_files  your own logs in Criteo's format
 
-All files are written to ./demo, and all lines of the commands that it runs to demo/demo.log. Logs
-are prepared on Spark if pyspark and Java are installed, or else by processes of this machine, which
-write the same bytes.
+All files are written to ./demo, and all lines of the commands that it runs to demo/demo.log.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -21,11 +18,8 @@ from typing import Any
 from dlrm.documents import read_json
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.spark.session import ENGINES
-from dlrm.scripts.common.java import java_version
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.settings import setting
-
-_JAVA = "sudo apt-get install -y openjdk-17-jre-headless"
 
 
 @dataclass(frozen=True)
@@ -36,18 +30,14 @@ class DemoConfig:
     output: Path = setting(Path("demo"), "directory for all files")
     rows: int = setting(700_000, "total number of rows to simulate", least=1)
     days: int = setting(8, "number of days to simulate", least=1)
-    engine: str | None = setting(
-        None,
-        "engine that prepares the logs; default: spark if pyspark and Java are installed, or else "
-        "local. Both write the same bytes",
-        choices=ENGINES,
+    engine: str = setting(
+        "local", "engine that prepares the logs; both write the same bytes", choices=ENGINES
     )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", DemoConfig)])
-    return run_command(line, _run, __doc__, arguments)
+    return run_command(ConfigFlags([("Flags", DemoConfig)]), _run, __doc__, arguments)
 
 
 def _run(values: Values) -> int:
@@ -72,13 +62,9 @@ def _run(values: Values) -> int:
                     days = {"rows": options.rows, "days": options.days}
                     step("simulate", "best reachable", output=raw, **days)
             _title(2, f"preparing {_shown(raw)}")
-            engine = options.engine
-            if engine is None:
-                engine, why = _installed_engine()
-                print(f"engine: {engine}, {why}", flush=True)
             shown = "^(note|train|test|validation|tables):|complete"
             folders = {"input_folder": raw, "output_folder": folder}
-            step("prepare-logs", shown, **folders, engine=engine)
+            step("prepare-logs", shown, **folders, engine=options.engine)
             _title(3, "training")
             step("train", dataset=dataset, recipe="auto", save_checkpoint_path=checkpoints)
             _title(4, "testing the best checkpoint, as loaded from disk")
@@ -92,17 +78,6 @@ def _run(values: Values) -> int:
             return failed.code
     _summarize(raw, dataset, run, time.time() - began)
     return 0
-
-
-def _installed_engine() -> tuple[str, str]:
-    """Returns the engine to use, with the reason and how to get the other one."""
-    java, problem = java_version()
-    if problem is not None:
-        return "local", f"since {problem}; for Spark (the same bytes): {_JAVA}"
-    if importlib.util.find_spec("pyspark") is None:
-        pip = f"{_shown(Path(sys.executable))} -m pip install 'pyspark>=4,<5'"
-        return "local", f"since pyspark is not installed; for Spark (the same bytes): {pip}"
-    return "spark", f"on Java {java}; without Spark (the same bytes): --engine local"
 
 
 def _title(stage: int, text: str) -> None:

@@ -8,13 +8,11 @@ program.
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import functools
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dlrm.command_line import later
-from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.dlrm_flags import make_flags, parse
 from dlrm.scripts.common.training_command import run_training
 
 
@@ -26,10 +24,13 @@ def main(
     Args:
         defaults: defaults that replace those of flags.
     """
-    flags = dlrm_flags.make_flags(defaults)
-    parse = functools.partial(dlrm_flags.parse, flags=flags)
-    run = later("dlrm.scripts.common.click_command")
-    run_training(arguments, parse, lambda: f"{doc}\n{flags.help()}", run)
+    flags = make_flags(defaults)
+    run_training(
+        arguments,
+        lambda words: parse(words, flags),
+        lambda: f"{doc}\n{flags.help()}",
+        "dlrm.scripts.common.click_command",
+    )
 
 
 def start() -> None:

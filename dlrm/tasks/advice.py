@@ -22,42 +22,34 @@ def advice(config: "Config", task: Recommendation, can_be_recorded: bool = False
     Args:
         can_be_recorded: --cuda_graphs would record the steps.
     """
-    model, cuda = task.model.config, task.world.device.startswith("cuda")
-    half = config.precision.dtype(task.world.device) != torch.float32
-    narrow = model.embedding_dtype != "fp32"
-    random = config.data.dataset_type == "synthetic_gpu" and not cuda
+    device, data, model = task.world.device, config.data, task.model.config
+    amp = ("--amp", config.precision.dtype(device) == torch.float32)
+    narrow = ("--embedding_dtype bf16", model.embedding_dtype == "fp32")
     # Eager steps of a GPU may take as long as their launches do, which no part shows.
     recording = ("--cuda_graphs", can_be_recorded and task.recorder is None)
+    crowded = _is_crowded(config, task)
+    random = data.dataset_type == "synthetic_gpu" and not device.startswith("cuda")
     flags = {
         DATA: [
             ("--dataset_type synthetic_disk", random),
-            ("--verify_data first", config.data.verify_data == "always"),
+            ("--verify_data first", data.verify_data == "always"),
             ("reading from a faster disk or with more cores", True),
         ],
         EXCHANGE: [
             ("--placement auto", model.placement != AUTO),
-            ("--amp", not half),
+            amp,
             ("a larger --batch_size", True),
         ],
         PRODUCTS: [
             recording,
-            ("OMP_NUM_THREADS=1, since other programs use the cores", _is_crowded(config, task)),
-            ("--amp", not half),
+            ("OMP_NUM_THREADS=1, since other programs use the cores", crowded),
+            amp,
         ],
-        LOOKUP: [
-            recording,
-            ("--embedding_dtype bf16", not narrow),
-        ],
-        UPDATE: [
-            recording,
-            ("--embedding_dtype bf16", not narrow),
-        ],
+        LOOKUP: [recording, narrow],
+        UPDATE: [recording, narrow],
     }
-    return {
-        part: next(flag for flag, helps in found if helps)
-        for part, found in flags.items()
-        if any(helps for _, helps in found)
-    }
+    helping = {part: [flag for flag, helps in of if helps] for part, of in flags.items()}
+    return {part: found[0] for part, found in helping.items() if found}
 
 
 def _is_crowded(config: "Config", task: Recommendation) -> bool:

@@ -1,13 +1,12 @@
 """Opens a DLRM's data and makes its model, on which all ranks agree."""
 
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.data import layout
 from dlrm.data.clicks.batch import ClickDataset
-from dlrm.data.clicks.datasets import Datasets, fitted_directory
+from dlrm.data.clicks.datasets import fitted_directory
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
@@ -47,21 +46,24 @@ class Assembly:
         with agreed(world, *USER_ERRORS):
             # Each rank compares the part that it reads, in `ClickWork.own`.
             whole = config.source.splits(config.data, verified=False)
-            self._check_numericals(whole)
+            asked, count = values["num_numerical_features"], whole.train.num_numerical
+            if "num_numerical_features" in values.given and asked != count:
+                raise ValueError(f"--num_numerical_features {asked}: the dataset has {count}")
             fitted = fitted_directory(config.data)
-            found = [*self._compared(fitted)]
-            if self.begins:
-                assert config.checkpoint is not None
+            found = [self._compared(fitted)]
+            if self.begins and config.checkpoint:
                 _check_sizes(config.checkpoint, whole.train, str(values["dataset"]))
             architecture = values.config(
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
-                num_numerical_features=whole.train.num_numerical,
+                num_numerical_features=count,
                 table_poolings=self._saved_or_current("poolings", whole.train.poolings),
                 field_tables=self._saved_or_current("field tables", whole.train.field_tables),
                 field_targets=self._saved_or_current("targets", whole.train.targets),
             )
-            placement = self._placed(architecture)
+            placement = architecture.placed(world.size)
+            if self.trains and not config.optimizers.freeze_embeddings:
+                check_optimizer(placement, config.optimizers)
         content = zlib.crc32(repr(placement.pieces).encode())
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
@@ -74,13 +76,10 @@ class Assembly:
         if self.known is None and self.trains:
             found.append(fit_edges(task.model, whole.train, transform, world))
         if config.step.cuda_graphs and unrecorded:
-            found.append(
-                f"note: --cuda_graphs is not used; {unrecorded}. Steps run eagerly, with the same "
-                "results"
-            )
+            ends = "Steps run eagerly, with the same results"
+            found.append(f"note: --cuda_graphs is not used; {unrecorded}. {ends}")
+        found.append(set_aside_note(whole, keeps_best=bool(values["save_checkpoint_path"])))
         notes: list[str | Line] = [printable(note) for note in found if note]
-        saves = bool(values["save_checkpoint_path"])
-        notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         work = ClickWork(
             values=values,
             world=world,
@@ -99,21 +98,15 @@ class Assembly:
         self._distill(work)
         return work
 
-    def _check_numericals(self, datasets: Datasets) -> None:
-        asked, found = self.values["num_numerical_features"], datasets.train.num_numerical
-        if "num_numerical_features" in self.values.given and asked != found:
-            raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
-
-    def _compared(self, fitted: Path | None) -> Iterator[str | None]:
-        """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
+    def _compared(self, fitted: Path | None) -> str | None:
+        """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to print."""
         if self.world.rank > 0 or self.known is None:
-            return
-        allowed, known = self.values["allow_other_transform"], self.known.path
+            return None
+        data, allowed = self.config.data, self.values["allow_other_transform"]
         if self.begins and fitted and not allowed:
-            yield compare_transforms(known, fitted, False, "always", None, extended=True)
-            return
-        yield compare_transforms(
-            self.known.path, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
+            return compare_transforms(self.known.path, fitted, False, "always", None, extended=True)
+        return compare_transforms(
+            self.known.path, fitted, allowed, data.verify_data, data.allow_links
         )
 
     def _saved_or_current(self, name: str, current: tuple[Any, ...] | None) -> Any:
@@ -121,15 +114,7 @@ class Assembly:
         saved = self.known.config["dataset"].get(name) if self.known else None
         return current if saved is None else tuple(saved)
 
-    def _placed(self, architecture: DLRMConfig) -> Placement:
-        """Returns the placement of the tables."""
-        placement = architecture.placed(self.world.size)
-        if self.trains and not self.config.optimizers.freeze_embeddings:
-            check_optimizer(placement, self.config.optimizers)
-        return placement
-
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
-        """Checks that the tables fit in memory, or that they can be in files."""
         config, files = self.config, self.config.step.table_files
         samples = config.data.batch_size // config.train.gradient_accumulation_steps
         how = (config.optimizers, samples) if self.trains else ()
@@ -167,10 +152,6 @@ class Assembly:
         """Mixes the labels of the training batches with the probabilities of a trained model.
 
         A resumed run needs the same model. Each rank loads it.
-
-        Raises:
-            ValueError, OSError: the checkpoint is damaged, or of a model with another transform or
-                other fields; it is named.
         """
         values, train, data = self.values, work.whole.train, self.config.data
         if values["distill"] is None:
@@ -186,12 +167,12 @@ class Assembly:
                 work.notes += [printable(note)] if note else []
             work.teacher = load_model(checkpoint.path, self.world.device)
             config = work.teacher.config
-            found = config.num_numerical_features, [*config.table_sizes]
-            if found != (expected := (train.num_numerical, [*train.table_sizes])):
+            fields = "{} numerical fields and tables of {} rows"
+            found = fields.format(config.num_numerical_features, [*config.table_sizes])
+            if found != (here := fields.format(train.num_numerical, [*train.table_sizes])):
                 raise ValueError(
-                    f"--distill {checkpoint}: expected a model of {expected[0]} numerical fields "
-                    f"and tables of {expected[1]} rows, as {work.data_name} has, got {found[0]} "
-                    f"and {found[1]}"
+                    f"--distill {checkpoint}: expected a model of {here}, as {work.data_name} has, "
+                    f"got {found}"
                 )
             work.dataset["teacher"] = f"manifest {(checkpoint.digest or '')[:12]}"
         weight = values["distill_weight"]
@@ -206,9 +187,7 @@ def _check_sizes(checkpoint: Checkpoint, data: ClickDataset, dataset: str) -> No
     for name, old, new in zip(data.categorical_names, before, data.table_sizes, strict=True):
         if new < old:
             raise ValueError(
-                f"{dataset}: {name}: expected {old} ids or more, as in {checkpoint}, got {new}: "
-                "the ids of a continued dataset are those of the one before, with new ones after "
-                "them"
+                f"{dataset}: {name}: expected {old} ids or more, as in {checkpoint}, got {new}"
             )
 
 

@@ -34,11 +34,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.log import Loader
 from dlrm.train.precision import loss_scaler
 from dlrm.train.reports.console import Line
-from dlrm.train.schedule import (
-    ScheduleConfig,
-    idle_steps_note,
-    short_run_advice,
-)
+from dlrm.train.schedule import ScheduleConfig, idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -101,12 +97,12 @@ class ClickWork(Work):
 
     def lines(self) -> Iterator[str | Line]:
         yield from self.config.notes
-        values, device = self.values, self.world.device
+        values = self.values
         if "output_dir" in values.given:
             yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
         if not self.task.has_clicks:
             yield "note: the targets are fractions and no clicks, so tests report the loss, no AUC"
-        is_half = self.config.precision.dtype(device) == torch.float16
+        is_half = self.config.precision.dtype(self.world.device) == torch.float16
         if values["loss_scale"] != PrecisionConfig.loss_scale and not is_half:
             yield "note: --loss_scale is not used; it is for fp16 only"
         yield from self.notes
@@ -116,7 +112,9 @@ class ClickWork(Work):
                 if values["sample_weights"]
                 else "note: --nosample_weights: all rows count once, though the dataset has weights"
             )
-        if (kept := self._kept_negatives()) < 1:
+        folder = Path(values["dataset"] or "", layout.TRANSFORM)
+        has_facts = bool(values["dataset"]) and facts_file(folder).is_file()
+        if has_facts and (kept := Transform.load(folder).keep_negatives) < 1:
             yield (
                 f"note: training rows are {kept:g} of those with label 0, so probabilities and "
                 "calibration below are too high; `dlrm evaluate --sampling_rate "
@@ -125,8 +123,14 @@ class ClickWork(Work):
         varies = self.trains and self.task.updates_vary(self.config.optimizers)
         if varies and not values["deterministic"]:
             yield VARIES
-        if self.checkpoint and (made := load_recalibration(self.checkpoint.path)):
-            yield self._of_recalibration(made.kind)
+        if self.checkpoint and (found := load_recalibration(self.checkpoint.path)):
+            made = f"the recalibration ({found.kind}) of {self.checkpoint}"
+            if self.continued:
+                yield f"note: {made} is carried over to checkpoints; tests here are without it"
+            elif self.trains:
+                yield f"note: {made} is not carried over: it fits the scores of those weights"
+            else:
+                yield (f"note: scores are without {made}; dlrm evaluate and dlrm predict apply it")
         yield self._description()
 
     def has_weights(self, split: str) -> bool:
@@ -134,65 +138,37 @@ class ClickWork(Work):
         dataset = self.values["dataset"]
         return bool(dataset) and Path(dataset, split, layout.WEIGHT_FILE).is_file()
 
-    def _kept_negatives(self) -> float:
-        """Returns the share of training rows with label 0 that preprocessing kept."""
-        folder = Path(self.values["dataset"] or "", layout.TRANSFORM)
-        if not self.values["dataset"] or not facts_file(folder).is_file():
-            return 1.0
-        return Transform.load(folder).keep_negatives
-
-    def _of_recalibration(self, kind: str) -> str:
-        named = f"({kind}) of {self.checkpoint}"
-        if self.continued:
-            return (
-                f"note: the recalibration {named} is carried over to this run's "
-                "checkpoints; tests of the training are without it"
-            )
-        if not self.trains:
-            return (
-                f"note: scores are without the recalibration {named}; "
-                "dlrm evaluate and dlrm predict apply it"
-            )
-        return (
-            f"note: the recalibration {named} is not carried over: it "
-            "fits the scores of those weights; dlrm evaluate --recalibrated_checkpoint makes "
-            "one for the trained model"
-        )
-
     def _description(self) -> Line:
         """Returns the line about device, parameters and rows."""
-        task, datasets, world = self.task, self.whole, self.world
-        config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
-        sizes = config.embedding_rows
-        rows = sum(sizes)
-        dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
-        weights = dense + rows * (config.embedding_dim + config.wide)
+        datasets, world, model = self.whole, self.world, self.task.model
+        config = model.config
+        sizes, dense = config.embedding_rows, self.task.parameter_groups()["dense"]
+        width = config.embedding_dim + config.wide
+        weights = sum(p.numel() for p in dense) + sum(sizes) * width
         splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
-        shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
         device = shortly = world.device
         if device == "cpu":
-            threads, native = torch.get_num_threads(), "plain torch"
-            if ops.native_available():
-                native = ops.instruction_set()
+            threads = torch.get_num_threads()
+            native = ops.instruction_set() if ops.native_available() else "plain torch"
             shortly += f" ({_counted(str(threads), 'thread')})"
             device += f" ({threads} threads, operators: {native})"
         if world.size > 1:
-            counts = ", ".join(str(len(own)) for own in task.model.placement.tables_by_rank())
+            counts = ", ".join(str(len(own)) for own in model.placement.tables_by_rank())
             device += f"  processes: {world.size}, with {counts} tables"
             shortly += f", {world.size} processes"
-        train, steps = datasets.train, len(datasets.train)
+        steps = len(datasets.train)
         total = self.config.train.num_steps(steps)
         epochs = f" ({_counted(f'{total / steps:.3g}', 'epoch')})" if total >= steps else ""
-        model = f"{weights:,} parameters, {shortly}"
         of_mode = {
-            "train": f"train: {train.num_samples:,} rows, {total:,} steps of "
-            f"{self.values['batch_size']:,} rows{epochs}, {model}",
-            "test": f"test: {splits['test']:,} rows, {model}",
+            "train": f"train: {splits['train']:,} rows, {total:,} steps of "
+            f"{self.values['batch_size']:,} rows{epochs}",
+            "test": f"test: {splits['test']:,} rows",
         }
+        rows = of_mode.get(self.config.mode)
         return Line(
-            f"device: {device}  parameters: {weights:,} ({len(sizes)} tables, "
-            f"{rows:,} rows)  rows: {shown}",
-            of_mode.get(self.config.mode),
+            f"device: {device}  parameters: {weights:,} ({len(sizes)} tables, {sum(sizes):,} rows)"
+            f"  rows: {', '.join(f'{split} {count:,}' for split, count in splits.items())}",
+            rows and f"{rows}, {weights:,} parameters, {shortly}",
         )
 
     def loaders(self) -> SplitBatches:
@@ -204,12 +180,9 @@ class ClickWork(Work):
             taught = self.teacher, self.values["distill_weight"], self.world
             source = Distilled(datasets.train, self.whole.train, *taught)
         named = datasets.named()
-        return SplitBatches(
-            ClickLoader(datasets.train, device, *order, source),
-            ClickLoader(named[roles.chooses], device),
-            ClickLoader(named[roles.reports], device) if roles.reports else None,
-            roles,
-        )
+        train = ClickLoader(datasets.train, device, *order, source)
+        reports = ClickLoader(named[roles.reports], device) if roles.reports else None
+        return SplitBatches(train, ClickLoader(named[roles.chooses], device), reports, roles)
 
     def trainer_arguments(self, train: Loader) -> dict[str, Any]:
         """Returns the arguments of a `Trainer` besides its reports and checkpoints.
@@ -222,6 +195,10 @@ class ClickWork(Work):
         schedule = config.schedule
         if continue_lr == CONSTANT:
             schedule = ScheduleConfig(schedule="constant", lr=schedule.lr)
+        ema, decay = None, config.step.ema_decay
+        if decay is not None:
+            # An EMA of tables would read and write all of their rows in every step.
+            ema = EMA(task.model, decay, Parameters(task.model, task.table_parameters()).dense())
         with agreed(self.world, OSError):
             optimizers = task.optimizers(config.optimizers, one_look_up)
         return {
@@ -230,18 +207,9 @@ class ClickWork(Work):
             "schedule_restarts": continue_lr == REWARM,
             "config": config.train,
             "scaler": loss_scaler(config.precision, self.world.device, config.step.max_grad_norm),
-            "recorder": task.recorder,
-            "ema": self._ema(),
+            "ema": ema,
             "advice": advice(config, task, self.can_be_recorded),
-            "accumulate": task.accumulate,
         }
-
-    def _ema(self) -> EMA | None:
-        if self.config.step.ema_decay is None:
-            return None
-        # An EMA of tables would read and write all of their rows in every step.
-        dense = Parameters(self.task.model, self.task.table_parameters()).dense()
-        return EMA(self.task.model, self.config.step.ema_decay, dense)
 
     def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:
         """Loads the weights that a run begins with, and reports a schedule that does not fit."""
@@ -257,10 +225,9 @@ class ClickWork(Work):
         by_default = not {"lr", "embedding_optimizer", "mlp_optimizer"} & values.given
         num_steps = self.config.train.num_steps(len(train))
         recipe = values.get("recipe") is None and has_recipe(values)
-        if advised := short_run_advice(schedule, num_steps, by_default, recipe):
-            line(f"note: {advised}")
-        if idle := idle_steps_note(schedule, num_steps):
-            line(f"note: {idle}")
+        advised = short_run_advice(schedule, num_steps, by_default, recipe)
+        for note in filter(None, (advised, idle_steps_note(schedule, num_steps))):
+            line(f"note: {note}")
 
     def _continue(self, trainer: Trainer) -> str:
         """Gives a new trainer the state of the run that it continues; returns a line about it.

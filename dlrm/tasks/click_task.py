@@ -21,9 +21,10 @@ from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import table_optimizer
 from dlrm.train.progress import raise_device_errors
 from dlrm.train.reports.callbacks import LabelsAndScores
+from dlrm.train.task import Task
 
 
-class ClickTask:
+class ClickTask(Task):
     """A network to train on clicks; examples/own_model.py has one.
 
     Args:
@@ -145,27 +146,40 @@ class ClickTask:
     def _tables(self) -> list[JointEmbedding]:
         return [module for module in self.model.modules() if isinstance(module, JointEmbedding)]
 
-    def optimizers(self, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    def optimizers(
+        self, config: OptimizerConfig, one_look_up: bool = False
+    ) -> list[torch.optim.Optimizer]:
         """Returns the optimizers of the tables and of the rest, without those of frozen parts.
+
+        Args:
+            one_look_up: every step's gradient is that of one look-up of one id per sample and
+                table: samples have no bags, and batches are not split into micro-batches. A GPU
+                then updates small joint tables faster.
 
         Raises:
             ValueError: the configuration changes rows that no batch looks up.
         """
+        self._check(config)
         groups = self.parameter_groups()
         result: list[torch.optim.Optimizer] = []
-        kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
+        if groups["tables"] and not config.freeze_embeddings:
+            low, sizes = dict[Tensor, Tensor](), dict[Tensor, list[int]]()
+            for own in self._tables():
+                low |= own.lower_halves()
+                sizes |= own.one_row_each() if one_look_up else {}
+            kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
+            result.append(table_optimizer(kind, groups["tables"], low, sizes, *l2))
+        if groups["dense"] and not config.freeze_mlps:
+            kind, decay = config.mlp_optimizer, config.weight_decay
+            result.append(dense_optimizer(kind, groups["dense"], decay))
+        return result
+
+    def _check(self, config: OptimizerConfig) -> None:
         if config.embedding_l2 and config.embedding_l2_mode == "all":
             raise ValueError(
                 f"embedding_l2 {config.embedding_l2} of a network of your own: expected "
                 'embedding_l2_mode="looked_up"'
             )
-        if groups["tables"] and not config.freeze_embeddings:
-            low = {k: v for own in self._tables() for k, v in own.lower_halves().items()}
-            result.append(table_optimizer(kind, groups["tables"], low, None, *l2))
-        if groups["dense"] and not config.freeze_mlps:
-            kind, decay = config.mlp_optimizer, config.weight_decay
-            result.append(dense_optimizer(kind, groups["dense"], decay))
-        return result
 
 
 def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

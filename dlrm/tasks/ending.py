@@ -1,6 +1,5 @@
 """Ends of training commands: exit codes, messages of errors, and signals of a launcher."""
 
-import ctypes
 import json
 import os
 import re
@@ -17,23 +16,22 @@ import torch.distributed as dist
 
 from dlrm.command_line import (
     Terminated,
+    flush_output,
     name_standard_output,
     say_error,
     terminable,
-    unwritten_output,
 )
 from dlrm.distributed import OtherRankError, World, launch, shutdown
 from dlrm.documents import one_line
 from dlrm.flags import Values
+from dlrm.remote.cache import Cache
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
-from dlrm.remote.uri import is_uri
+from dlrm.remote.uri import Uri, is_uri
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.local_paths import local_checkpoints
 from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.log import StoppedError
 from dlrm.train.trainer import Trainer
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command with --resume continues
 _PATIENCE = 2.0  # seconds that a failed rank waits for collectives
 _LESS_MEMORY = (
@@ -56,9 +54,10 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     name_standard_output()
     try:
         with terminable(at_once=launch().size > 1):
-            run()
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            try:
+                run()
+            finally:
+                flush_output()
     except OtherRankError:
         code = 1
     except StoppedError as stopped:
@@ -71,7 +70,7 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
         say_error(error, code)
         _tell_launcher(str(error))
     except USER_ERRORS as error:
-        code = _named(one_line(unwritten_output() or error))
+        code = _named(one_line(error))
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
         code = _named(f"{reason} {_LESS_MEMORY}")
@@ -112,9 +111,11 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 def _last_checkpoint(values: Values) -> Path | None:
     """Returns the newest checkpoint of a command, or of its training of a seed."""
-    path = local_checkpoints(values)
+    path = values["save_checkpoint_path"]
     if not path:
         return None
+    if is_uri(path):
+        path = Cache.of_flags(values).output_path(Uri.parse(path))
     runs = Path(path).glob("seed-*") if values.get("seeds") else [Path(path)]
     found = [last for run in runs if (last := last_checkpoint(run))]
     return max(found, key=lambda last: last.stat().st_mtime, default=None)
@@ -143,13 +144,6 @@ def _named(reason: str) -> str:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def end_with_launcher() -> None:
-    """Sends this process SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 @contextmanager

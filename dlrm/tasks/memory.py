@@ -17,13 +17,9 @@ _GIB = 2**30
 
 
 class Memory(NamedTuple):
-    """Memory of a device or a machine, in which processes keep their tables.
+    """Memory of a device or a machine: its name, and its free and total bytes.
 
-    Attributes:
-        name: name for messages.
-        place: identifies the memory; processes that share it have the same value.
-        free: free bytes.
-        total: bytes in all.
+    Processes that share it have the same `place`.
     """
 
     name: str
@@ -52,21 +48,14 @@ class Footprint:
 
     def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
-        values = state = 0
+        rows, chosen = sum(piece.num_rows for piece in pieces), self.optimizers
         dims = [self.config.embedding_dim] + [1] * self.config.wide
-        for piece in pieces:
-            for dim in dims:
-                values += piece.num_rows * 4 * dim
-                state += piece.num_rows * self._state_bytes(dim)
-        return values, state
-
-    def _state_bytes(self, dim: int) -> int:
-        """Returns the bytes of the optimizer's state of a row of `dim` values."""
-        chosen = self.optimizers
+        values = rows * 4 * sum(dims)
         if chosen is None or chosen.freeze_embeddings:
-            return 0
+            return values, 0
         l2_of_all = bool(chosen.embedding_l2) and chosen.embedding_l2_mode == "all"
-        return TABLE_OPTIMIZERS[chosen.embedding_optimizer].state_bytes(1, dim, l2_of_all)
+        state_bytes = TABLE_OPTIMIZERS[chosen.embedding_optimizer].state_bytes
+        return values, sum(state_bytes(rows, dim, l2_of_all) for dim in dims)
 
 
 def agree_that_tables_fit(footprint: Footprint, placement: Placement, world: World) -> None:
@@ -100,20 +89,19 @@ def check_tables_fit(footprint: Footprint, placement: Placement, devices: Sequen
         ranks = [rank for rank, device in enumerate(devices) if device.place == memory.place]
         values, state = (sum(held[rank][i] for rank in ranks) for i in (0, 1))
         batch = footprint.batch * len(ranks) // len(devices)
+        tables_fit = values + state <= memory.free
         if values + state + batch <= memory.free:
             continue
-        named = f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
+        of_ranks = f" (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
         of_state = f", {_shown(state)} of it the optimizer's state" if state else ""
-        tables_fit = values + state <= memory.free
         of_batch = f" and a batch {_shown(batch)} or more" if tables_fit else ""
-        smaller = "--batch_size, " * tables_fit
-        files = ", or --table_files DIR" if memory.name == "the host" else ""
         raise ValueError(
             f"the embedding tables need {_shown(values + state)} on {memory.name}"
-            f"{named if len(devices) > 1 else ''}{of_state}{of_batch}, and {_shown(memory.free)} "
-            f"of {_shown(memory.total)} are free. Smaller: {smaller}--embedding_dim, "
-            "--embedding_optimizer sgd, --hash_indices with --max_table_size, more "
-            f"processes{files}"
+            f"{of_ranks if len(devices) > 1 else ''}{of_state}{of_batch}, and "
+            f"{_shown(memory.free)} of {_shown(memory.total)} are free. Smaller: "
+            f"{'--batch_size, ' if tables_fit else ''}--embedding_dim, --embedding_optimizer sgd, "
+            "--hash_indices with --max_table_size, more processes"
+            f"{', or --table_files DIR' if memory.name == 'the host' else ''}"
         )
 
 

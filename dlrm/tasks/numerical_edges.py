@@ -20,10 +20,10 @@ ROWS = 1 << 17  # training rows from which missing edges are fitted
 def fit_edges(
     model: DLRM, train: ClickDataset, transform: Path | None = None, world: World = World()
 ) -> str | None:
-    """Sets the edges of a new model's bins, if it has any.
+    """Sets the edges of a new model's bins, if it has any; all processes get those of the first.
 
     A field has the edges that the dataset's transform fitted, or those of `bin_edges` over the
-    first `ROWS` training rows. All processes receive the edges of the first one.
+    first `ROWS` training rows.
 
     Args:
         train: the training rows, whole in each process.
@@ -59,41 +59,34 @@ def fit_edges(
 
 def _edges(train: ClickDataset, known: Sequence[np.ndarray], bins: int) -> list[np.ndarray]:
     """Returns the known edges, at most `bins + 1`, and fits the missing ones."""
-    missing = [field for field, edges in enumerate(known) if len(edges) < 2]
-    result = [_thinned(edges, bins + 1) for edges in known]
-    if missing:
-        rows = _first_rows(train)
-        for field in missing:
+    result, rows = [], None
+    for field, edges in enumerate(known):
+        if len(edges) < 2:
+            rows = _first_rows(train) if rows is None else rows
             values = rows[:, field].astype(np.float64)
             distinct, counts = np.unique(values[np.isfinite(values)] + 0.0, return_counts=True)
-            edges, _ = bin_edges(ordered(distinct), counts, bins)
-            result[field] = edges if len(edges) else np.zeros(1)
+            found, _ = bin_edges(ordered(distinct), counts, bins)
+            result.append(found if len(found) else np.zeros(1))
+        elif len(edges) > bins + 1:
+            chosen = np.linspace(0, len(edges) - 1, bins + 1)
+            result.append(edges[np.round(chosen).astype(int)])
+        else:
+            result.append(edges)
     return result
 
 
 def _transformed_edges(transform: Transform) -> list[np.ndarray]:
     """Returns the fitted edges of each field in the space of the model's inputs."""
     result = []
-    fields = transform.schema.numerical
-    for field, fitted in zip(fields, transform.numerical, strict=True):
+    for field, fitted in zip(transform.schema.numerical, transform.numerical, strict=True):
         values, _ = field.rule.apply(Parsed.present(fitted.edges), fitted)
         finite = values[np.isfinite(values)].astype(np.float64)
         result.append(np.unique(finite + 0.0))  # float16 may have merged two of them
     return result
 
 
-def _thinned(edges: np.ndarray, most: int) -> np.ndarray:
-    if len(edges) <= most:
-        return edges
-    return edges[np.round(np.linspace(0, len(edges) - 1, most)).astype(int)]
-
-
 def _first_rows(train: ClickDataset) -> np.ndarray:
     """Returns the numericals of the first `ROWS` rows, or of all rows if there are fewer."""
-    parts, count = [], 0
-    for index in range(len(train)):
-        if count >= ROWS:
-            break
-        parts.append(train.batch(index).numerical.cpu().numpy()[: ROWS - count])
-        count += len(parts[-1])
-    return np.concatenate(parts)
+    count = min(-(-ROWS // train.batch_size), len(train))
+    parts = [train.batch(index).numerical.cpu().numpy() for index in range(count)]
+    return np.concatenate(parts)[:ROWS]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.layers.choices import QUADRATIC
+from dlrm.train.reports.console import Line
 from dlrm.train.schedule import OF_NVIDIA
 
 BATCH_SIZE = 4096  # for reading labels
@@ -73,16 +74,14 @@ class DatasetFacts(NamedTuple):
                 "--recipe auto: expected training rows of both classes, got label "
                 f"{rate:g} in all {rows:,}"
             )
-        fields = tuple(train.table_sizes), rate, train.field_tables
-        return cls(rows, train.num_numerical, *fields)
+        return cls(rows, train.num_numerical, tuple(train.table_sizes), rate, train.field_tables)
 
     def __str__(self) -> str:
-        tables = {*(self.field_tables or ())}
-        of_tables = f" in {len(tables)} table{'s' * (len(tables) > 1)}" if tables else ""
+        count = len({*(self.field_tables or ())})
+        tables = f" in {count} table{'s' * (count > 1)}" if count else ""
         return (
             f"{self.rows:,} training rows, {100 * self.click_rate:.3g} % of them with label 1, "
-            f"{self.num_numerical} numerical and {len(self.table_sizes)} categorical fields"
-            f"{of_tables}"
+            f"{self.num_numerical} numerical and {len(self.table_sizes)} categorical fields{tables}"
         )
 
 
@@ -109,18 +108,14 @@ def embedding_l2(rows: int) -> float:
     return min(float(f"{_L2 / rows:.2g}"), _MOST_L2)
 
 
-def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Returns lines that list, as flags for a shell, the settings that the recipe chose."""
+def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Line:
+    """Returns the settings that the recipe chose, as flags for a shell; shortly, the chief ones."""
     chosen = {name: value for name, value in settings.items() if name not in given}
     flags = textwrap.wrap(" ".join(flags_of(chosen)), _WIDTH, break_on_hyphens=False)
-    return "\n".join([f"--recipe auto, of {facts}:", " \\\n".join(f"  {line}" for line in flags)])
-
-
-def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Returns a line with the most important settings that the recipe chose."""
-    chosen = {n: settings[n] for n in _CHIEF if n in settings and n not in given}
-    flags = [flag.removeprefix("--").replace("=", " ") for flag in flags_of(chosen)]
-    return f"recipe: {'; '.join(flags)}"
+    lines = " \\\n".join(f"  {line}" for line in flags)
+    chief = flags_of({name: chosen[name] for name in _CHIEF if name in chosen})
+    short = "; ".join(flag.removeprefix("--").replace("=", " ") for flag in chief)
+    return Line(f"--recipe auto, of {facts}:\n{lines}", f"recipe: {short}")
 
 
 def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,10 +169,9 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     sgd = given.get("embedding_optimizer") == "sgd"
     shrinks = chosen.get("embedding_l2", 0) * given.get("lr", 0) if sgd else 0
     by_step = any(name in given for name in OF_NVIDIA)
+    fixed = given.get("freeze_embeddings", False) or given.get("cuda_graphs", False)
     refused = {
-        "embedding_l2": (
-            given.get("freeze_embeddings", False) or given.get("cuda_graphs", False) or shrinks >= 1
-        ),
+        "embedding_l2": fixed or shrinks >= 1,
         "weight_decay": given.get("freeze_mlps", False),
         "dropout": (
             QUADRATIC not in given.get("interaction_op", "").split(",")

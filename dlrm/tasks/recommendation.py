@@ -1,16 +1,16 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import Readable, batch_order, prefetch
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece, Placement
+from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.model.tables.files import mapped_zeros
@@ -20,8 +20,7 @@ from dlrm.tasks.click_task import ClickTask
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
+from dlrm.train.optim.row_optimizers import RowOptimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another
 
@@ -122,7 +121,6 @@ class Recommendation(ClickTask):
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
-        """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
         gradients = scaler.gradients_of(self.loss)
         if parameters:
@@ -148,9 +146,6 @@ class Recommendation(ClickTask):
         with super()._tested(loader) as batches, self.weights_unchanged():
             yield batches
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
-        return self.model.table_parameters()
-
     def updates_vary(self, config: OptimizerConfig) -> bool:
         """Returns whether rows' gradients are added in varying order, so that runs differ slightly.
 
@@ -159,43 +154,29 @@ class Recommendation(ClickTask):
         """
         if config.freeze_embeddings or not self.world.device.startswith("cuda"):
             return False
-        architecture = self.model.config
-        if not cuda_kernels_available():
-            return True
-        if config.embedding_optimizer != "sgd" or architecture.embedding_dtype != "fp32":
-            return False
-        return architecture.embedding_dim < ORDERED_COLUMNS
+        model = self.model.config
+        summed = config.embedding_optimizer != "sgd" or model.embedding_dtype != "fp32"
+        ordered = summed or model.embedding_dim >= ORDERED_COLUMNS
+        return not (cuda_kernels_available() and ordered)
 
     def optimizers(
         self, config: OptimizerConfig, one_look_up: bool = False
     ) -> list[torch.optim.Optimizer]:
-        """Returns the optimizers of the tables and of the rest, without those of frozen parts.
+        """Does the same as `ClickTask.optimizers`.
 
         If rows must be up to date before they are looked up, `loss` ensures it from now on.
-
-        Args:
-            one_look_up: every step's gradient is that of one look-up of one id per sample and
-                table: samples have no bags, and batches are not split into micro-batches. A GPU
-                then updates small joint tables faster.
         """
-        groups = self.parameter_groups()
-        result: list[torch.optim.Optimizer] = []
+        result = super().optimizers(config, one_look_up)
+        for tables in result:
+            if isinstance(tables, RowOptimizer):
+                self._deferring = tables if tables.defers else None
+                if self._files is not None:
+                    tables.move_state(partial(mapped_zeros, self._files))
+        return result
+
+    def _check(self, config: OptimizerConfig) -> None:
         if not config.freeze_embeddings:
             check_optimizer(self.model.placement, config)
-        if groups["tables"] and not config.freeze_embeddings:
-            low = self.model.embeddings.lower_halves()
-            sizes = self.model.one_row_each() if one_look_up else {}
-            kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
-            tables = table_optimizer(kind, groups["tables"], low, sizes, *l2)
-            self._deferring = tables if tables.defers else None
-            result.append(tables)
-            if self._files is not None:
-                tables.move_state(partial(mapped_zeros, self._files))
-        if not config.freeze_mlps:
-            result.append(
-                dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
-            )
-        return result
 
 
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced

@@ -21,7 +21,7 @@ from dlrm.remote.uri import values_with_uris
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.tasks.config import USER_ERRORS
 from dlrm.tasks.ending import stopped_by_sigterm
-from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.log import Loader, RunLog
@@ -41,7 +41,7 @@ _DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
 
 @dataclass(kw_only=True)
 class Work:
-    """What a kind of network brings to a run: a task and its data.
+    """Holds what a kind of network brings to a run: a task and its data.
 
     Attributes:
         values: the settings, as they are recorded.
@@ -146,7 +146,7 @@ class Run:
     """
 
     log: RunLog
-    checkpoints: CheckpointDirectory | None
+    checkpoints: CheckpointDirectory | None = None
 
     def __init__(self, work: Work, world: World) -> None:
         self.work, self.world, self.values = work, world, work.values
@@ -173,7 +173,8 @@ class Run:
             run._stack = stack
             run._open_log(log)
             check_same({f"the dataset's {k}": v for k, v in run.work.dataset.items()}, world)
-            run.checkpoints = run._open_checkpoints(mirror) if run.work.trains else None
+            if run.work.trains and run.values["save_checkpoint_path"]:
+                run.checkpoints = run._open_checkpoints(mirror)
             run.log.parameters(values_with_uris(run.values))
             for line in run.work.lines():
                 run.log.line(*((line,) if isinstance(line, str) else line))
@@ -194,31 +195,26 @@ class Run:
             return
         with agreed(world, *USER_ERRORS):
             if values["profile"] and not self.work.trains:
-                raise ValueError(
-                    f"--profile {values['profile']} contradicts --mode {values['mode']}: only a "
-                    "training takes steps"
-                )
+                profiled = f"--profile {values['profile']} contradicts --mode {values['mode']}"
+                raise ValueError(f"{profiled}: only a training takes steps")
             form = values["log_format"], values["verbose"]
             self.log = self._stack.enter_context(RunLog(values["log_path"], world.rank > 0, *form))
         asked = [name for name in ("tensorboard", "mlflow") if values[name]]
         if asked and not self.work.trains:
-            note = f"note: --{asked[0]} is not used: only a training reports to trackers"
-            self.log.line(note)
+            self.log.line(f"note: --{asked[0]} is not used: only a training reports to trackers")
         elif asked and world.rank == 0:
             name = run_directory(Path(values["log_path"]).absolute().parent).name
             trackers = values["tensorboard"], values["mlflow"], name
             self.log.trackers = [*open_trackers(*trackers, self.log.line)]
 
-    def _open_checkpoints(self, mirror: Mirror | None) -> CheckpointDirectory | None:
-        """Returns the directory of `--save_checkpoint_path`, if given, until the run ends.
+    def _open_checkpoints(self, mirror: Mirror | None) -> CheckpointDirectory:
+        """Returns the directory of `--save_checkpoint_path`, which the run claims until it ends.
 
         Raises:
             FileExistsError: it has checkpoints, and the run does not resume; the last is named.
             BlockingIOError: another run uses the directory.
         """
         values, work = self.values, self.work
-        if not values["save_checkpoint_path"]:
-            return None
         checkpoints = CheckpointDirectory(
             values["save_checkpoint_path"],
             values["keep_checkpoints"],
@@ -300,18 +296,15 @@ class Run:
         last = checkpoints.last()
         if last is None:
             unfinished = from_first(sorted(checkpoints.path.glob("step-*")), world)
-            with agreed(world, ValueError):
-                if unfinished:
-                    raise ValueError(
-                        f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)"
-                    )
+            if unfinished:  # on all ranks
+                raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
             begins = "with another run's state" if self.work.continued else "at step 0"
             self.log.line(f"no checkpoint in {checkpoints.path} yet: starting {begins}")
             return False
         frozen = self.work.frozen
         with agreed(world, ValueError, OSError):
             check_unchanged(last, frozen(Checkpoint(last).config), frozen(trainer.run))
-        trainer.resume(Checkpoint(last))
+        trainer.resume(last)
         self.log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
         return True
 
@@ -321,30 +314,42 @@ class Run:
             self._profiler.finish()
         if self.values["mode"] == "benchmark_training":
             return
-        last = best = None
-        if self.checkpoints:
-            last, best = self.checkpoints.last(), self.checkpoints.best()
+        checkpoints = self.checkpoints
+        last, best = (checkpoints.last(), checkpoints.best()) if checkpoints else (None, None)
         if self.log.quiet:
             return
         curves = Path(self.values["log_path"]).absolute().with_name("curves.png")
-        task, progress, flags = trainer.task, trainer.progress, trainer.run["flags"]
-        data = flags.get("dataset") or flags.get("data_dir") or flags.get("dataset_type") or ""
+        progress, flags = trainer.progress, trainer.run["flags"]
+        data = flags.get("dataset") or flags.get("dataset_type") or ""
         problem = draw_curves(
-            progress.curve,
-            progress.history,
-            task.metric,
-            task.loss_metric,
+            progress,
+            trainer.task,
             curves,
-            title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
-            schedule=trainer.scheduled,
-            best_step=progress.best.get("step"),
-            tested=trainer.roles.chooses,
-            first_step=progress.first_step,
+            trainer.scheduled,
+            f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
+            trainer.roles.chooses,
         )
         self.log.console.saved(Saved(curves, problem, last, best))
         for file in (None if problem else curves, last / MODEL_CARD if last else None):
             if file:
                 self.log.file(file)
+
+
+def check_unchanged(
+    directory: str | os.PathLike, saved: dict[str, Any], current: dict[str, Any]
+) -> None:
+    """Raises ValueError naming every entry that differs between two flat maps."""
+    missing = object()
+    different = [
+        f"{name}: {saved.get(name)!r} in the checkpoint, now {current.get(name)!r}"
+        for name in sorted(saved.keys() | current.keys())
+        if saved.get(name, missing) != current.get(name, missing)
+    ]
+    if different:
+        raise ValueError(
+            f"{directory}: cannot resume with other values, since the run would not continue as it "
+            "began:\n  " + "\n  ".join(different)
+        )
 
 
 def resumed_checkpoint(values: Values) -> Checkpoint | None:

@@ -18,7 +18,6 @@ from dlrm.tasks.config import (
     AUTO_PRODUCTS,
     CARRIED,
     CONSTANT,
-    PRODUCTS,
     RESUMABLE,
     REWARM,
     SCHEDULE,
@@ -26,19 +25,8 @@ from dlrm.tasks.config import (
     StepConfig,
     check_distilled,
 )
-from dlrm.tasks.recipe import (
-    BATCH_SIZE,
-    DatasetFacts,
-    auto,
-    describe,
-    describe_shortly,
-    set_aside_default,
-)
-from dlrm.tasks.run import (
-    CONTINUES,
-    resumed_checkpoint,
-    with_saved_flags,
-)
+from dlrm.tasks.recipe import BATCH_SIZE, DatasetFacts, auto, describe, set_aside_default
+from dlrm.tasks.run import CONTINUES, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -135,11 +123,16 @@ def settle(
         ValueError, OSError: settings contradict each other, the data or a checkpoint.
     """
     mode, source, notes = values.get("mode", "train"), None, list[Line]()
-    trains = mode == "train"
+    trains, recipe = mode == "train", values.get("recipe")
     with agreed(world, *USER_ERRORS):
-        _check_recipe(values)
+        if recipe is not None and not trains:
+            raise ValueError(
+                f"--recipe {recipe} contradicts --mode {mode}: only a training has one"
+            )
+        if recipe is not None and not has_recipe(values):
+            raise ValueError(f"--recipe {recipe} needs --dataset, whose rows the flags are to fit")
         resumed = resumed_checkpoint(values) if trains else None
-    if values.get("recipe") is not None:
+    if recipe is not None:
         source = _open(values.config(DataConfig, device=world.device), world)
         with agreed(world, *USER_ERRORS):
             values, line = _with_recipe(values, source, checkpoint, resumed)
@@ -152,17 +145,16 @@ def settle(
         else:  # a test weights rows as the training's tests did
             values = with_saved_flags(values, checkpoint, ["sample_weights"])
         if continued is not None and resumed is None:
-            rates = values.config(ScheduleConfig)
-            chosen = learning_rate_mode(values["continue_lr"], rates, continued["step"])
-            values = values.replaced({"continue_lr": chosen})
+            values = values.replaced(
+                {"continue_lr": _learning_rate_mode(values, continued["step"])}
+            )
         asked, known = values, resumed or checkpoint
         values = with_saved_flags(values, known, ARCHITECTURE)
         if changed := [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]:
             notes.append(Line(f"architecture from {known}: {', '.join(changed)}"))
         config = Config.from_values(values, device=world.device)
         if world.device == "cpu":
-            products = _products(config, resumed)
-            values = Values({**values, "mlp_products": products}, values.given)
+            values = values.replaced({"mlp_products": _products(config, resumed)})
     length = {"epochs", "max_steps"} if config.schedule.knows_the_run else set()
     return replace(
         config,
@@ -184,17 +176,6 @@ def _open(config: DataConfig, world: World) -> Source:
             if turn:
                 source = Source(config)
     return source
-
-
-def _check_recipe(values: Values) -> None:
-    """Raises ValueError for settings that have no recipe."""
-    if values.get("recipe") is None:
-        return
-    asked, mode = f"--recipe {values['recipe']}", values.get("mode", "train")
-    if mode != "train":
-        raise ValueError(f"{asked} contradicts --mode {mode}: only a training has one")
-    if not has_recipe(values):
-        raise ValueError(f"{asked} needs --dataset, whose rows the flags are to fit")
 
 
 def _with_recipe(
@@ -221,7 +202,7 @@ def _with_recipe(
     if resumed:
         settings |= resumed.saved_flags(settings.keys() - given.keys())
     filled = Values(values.filled(settings), values.given | settings.keys())
-    return filled, Line(describe(facts, settings, given), describe_shortly(settings, given))
+    return filled, describe(facts, settings, given)
 
 
 def _with_carried(
@@ -231,81 +212,63 @@ def _with_carried(
 
     A run that has been interrupted and is resumed has those of its own checkpoint.
     """
+    names = {*CARRIED} & values.keys()
     if resumed is not None:
-        if CONTINUES not in resumed.config:
-            return values
-        return with_saved_flags(values, resumed, {*CARRIED, "continue_lr"} & values.keys())
+        own = resumed if CONTINUES in resumed.config else None
+        return with_saved_flags(values, own, names | {"continue_lr"})
     if values["continue_from"] is None or checkpoint is None or checkpoint.format == "nvidia":
         return values  # flags of NVIDIA's program are of another one
-    return with_saved_flags(values, checkpoint, {*CARRIED} & values.keys())
+    return with_saved_flags(values, checkpoint, names)
 
 
 def _continued(
     values: Values, checkpoint: Checkpoint | None, resumed: Checkpoint | None
 ) -> dict[str, Any] | None:
-    """Returns the facts of the checkpoint that a run continues, which it records, or None.
-
-    Raises:
-        ValueError: the run saves where the checkpoint is, or the checkpoint is damaged.
-    """
+    """Returns the facts of the checkpoint that a run continues, which it records, or None."""
     if values["continue_from"] is None:
         return resumed.config.get(CONTINUES) if resumed else None
     assert checkpoint is not None
-    path = values["save_checkpoint_path"]
-    directory = shown(str(checkpoint.path.parent.absolute()))
-    saved_in = path and shown(str(Path(path).absolute()))
-    same = saved_in and Path(saved_in).exists() and Path(saved_in).samefile(checkpoint.path.parent)
-    if saved_in and (saved_in == directory or same):
+    directory = checkpoint.path.parent
+    path = Path(values["save_checkpoint_path"] or "")
+    own, other = shown(str(path.absolute())), shown(str(directory.absolute()))
+    if values["save_checkpoint_path"] and (
+        own == other or (path.exists() and path.samefile(directory))
+    ):
         raise ValueError(
-            f"--continue_from {checkpoint.uri}: is in --save_checkpoint_path "
-            f"{saved_in}; a continued run needs a directory of its own (--resume alone continues "
-            "an interrupted run)"
+            f"--continue_from {checkpoint.uri}: is in --save_checkpoint_path {own}; a continued "
+            "run needs a directory of its own (--resume alone continues an interrupted run)"
         )
     digest = checkpoint.digest
     return {
-        "run": directory,
+        "run": other,
         "checkpoint": checkpoint.path.name,
         "manifest": digest,
         "step": int(checkpoint.progress.get("step", 0)) if digest else 0,
     }
 
 
-def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -> str:
-    """Returns the mode of the learning rate after a step, one of `CONTINUE_LR`.
-
-    Args:
-        asked: the mode that the user asked for, or None.
-        step: last step of the run that is continued.
-
-    Raises:
-        ValueError: the schedule has no rates after the step.
-    """
+def _learning_rate_mode(values: Values, step: int) -> str:
+    """Returns one of `CONTINUE_LR` for a run that continues after a step."""
+    asked, schedule, reason = values["continue_lr"], values.config(ScheduleConfig), None
     if asked in (CONSTANT, REWARM):
-        return str(asked)
-    reason = None
+        return asked
     if schedule.knows_the_run:
         reason = f"--schedule {schedule.schedule} depends on the length of the run, which is over"
     elif not any(rate_after > 0 for rate_after in map(schedule.rates(1, 1), (step + 1, step + 2))):
         reason = f"its rate is 0 after step {step:,}"
-    if reason is None:
-        return SCHEDULE
-    if asked == SCHEDULE:
+    if reason and asked == SCHEDULE:
         raise ValueError(
             f"--continue_lr {SCHEDULE}: {reason}; --continue_lr {CONSTANT} keeps --lr, and "
             f"{REWARM} begins the schedule again"
         )
-    return REWARM
+    return REWARM if reason else SCHEDULE
 
 
 def _products(config: Config, resumed: Checkpoint | None) -> str:
     """Returns whose matrix products the MLPs use on a CPU, those of a resumed run first."""
     asked = config.step.mlp_products
     if asked == AUTO_PRODUCTS and resumed:
-        asked = resumed.config["flags"].get("mlp_products")
-        if asked not in PRODUCTS:
-            raise ValueError(
-                f"{resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}"
-            )
+        asked = resumed.config["flags"].get("mlp_products", asked)
     if asked == AUTO_PRODUCTS:
         return ops.choose_products(config.precision.dtype("cpu"))
     return asked

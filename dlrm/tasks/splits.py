@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,16 +56,14 @@ def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
     if datasets.set_aside is None:
         return None
     aside, reports = datasets.set_aside.num_samples, roles_of(datasets).reports
+    rows = f"the last {aside:,} of {datasets.train.num_samples + aside:,} training rows"
     report = f"{reports} rows are hold-out rows" if reports else "no rows report"
-    use = (
-        "choose the best weights and do not train"
-        if keeps_best
-        else "are tested during the training and do not train (--save_checkpoint_path keeps the "
-        "weights that are best on them, otherwise the last weights are the result)"
-    )
+    if keeps_best:
+        return f"set aside: {rows} choose the best weights and do not train; {report}"
     return (
-        f"set aside: the last {aside:,} of {datasets.train.num_samples + aside:,} training rows "
-        f"{use}; {report}"
+        f"set aside: {rows} are tested during the training and do not train "
+        "(--save_checkpoint_path keeps the weights that are best on them, otherwise the last "
+        f"weights are the result); {report}"
     )
 
 
@@ -74,17 +72,11 @@ def fingerprint(data: ClickDataset) -> dict[str, Any]:
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
-    shapes: dict[str, Sequence[Any] | None] = {
-        "poolings": data.poolings,
-        "field tables": data.field_tables,
-        "targets": data.targets,
-    }
-    return {
-        "rows": data.num_samples,
-        "table sizes": data.table_sizes,
-        **{name: list(values) for name, values in shapes.items() if values is not None},
-        "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
-    }
+    facts: dict[str, Any] = {"rows": data.num_samples, "table sizes": data.table_sizes}
+    for name in ("poolings", "field_tables", "targets"):
+        if (values := getattr(data, name)) is not None:
+            facts[name.replace("_", " ")] = list(values)
+    return facts | {"first and last batch": f"CRC-32 {zlib.crc32(content):08x}"}
 
 
 @contextmanager
@@ -130,10 +122,7 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
 
 
 def check_scores(task: Recommendation, datasets: Datasets, name: str, split: str) -> None:
-    """Raises an error if the last evaluation had a score that is NaN or infinite.
-
-    Args:
-        task: the evaluated task, on all ranks.
+    """Raises, on all ranks, an error if the last evaluation had a score that is NaN or infinite.
 
     Raises:
         ValueError: on rank 0, naming the first such row.

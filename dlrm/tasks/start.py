@@ -1,10 +1,12 @@
 """The start of a command: its processes join, and agree on flags, datasets and checkpoints."""
 
+import ctypes
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,13 +21,19 @@ from dlrm.distributed import (
 )
 from dlrm.flags import Values
 from dlrm.manifest import digest
-from dlrm.remote.mirror import Mirror
-from dlrm.remote.uri import values_with_uris
+from dlrm.remote.cache import Cache
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.localize import OWN, READ, localized, show_uris, uris_among
+from dlrm.remote.mirror import Mirror, mirrored
+from dlrm.remote.objects import open_store, upload
+from dlrm.remote.uri import Local, Uri, values_with_uris
+from dlrm.settings import settings_of
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.ending import end_with_launcher
-from dlrm.tasks.local_paths import enter_local_paths
 from dlrm.train.checkpoints.checkpoint import Checkpoint
+from dlrm.train.log import StoppedError
 from dlrm.version import __version__
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class Start(NamedTuple):
@@ -53,7 +61,7 @@ def started(
     """Joins the processes of a command, which have the same flags, data and checkpoints.
 
     Args:
-        uris: flags that may be URIs, with their roles; see `dlrm.tasks.local_paths`.
+        uris: flags that may be URIs, with their roles; see `dlrm.remote.localize.run_locally`.
         trains: whether the command trains.
         ranks_may_differ: flags that may differ between ranks.
         check: raises errors about the flags of a rank.
@@ -65,7 +73,7 @@ def started(
     world = join(values["base_device"], values["backend"], "backend" in values.given)
     with ExitStack() as stack:
         with agreed(world, *USER_ERRORS):
-            values, mirror = enter_local_paths(stack, values, uris, trains, world)
+            values, mirror = _enter_local_paths(stack, values, uris, trains, world)
         values = _with_log_path(values)
         _check_copies({name: values.get(name) for name in ("dataset", "test_dataset")}, world)
         with agreed(world, *USER_ERRORS):
@@ -75,6 +83,67 @@ def started(
         check_same({"version of dlrm": __version__, **shared}, world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
         yield Start(values, world, mirror)
+
+
+def _enter_local_paths(
+    stack: ExitStack, values: Values, roles: Mapping[str, str], trains: bool, world: World
+) -> tuple[Values, Mirror | None]:
+    """Fetches what the flags read by URI, and gives what they write there a local place.
+
+    Checkpoints are uploaded during the training, see `mirrored`, and other files as `stack` ends,
+    after the log and the checkpoints are closed. The first rank writes, and has the mirror.
+    """
+    own_values, mirror = values.without(settings_of(CacheConfig)), None
+    if not (uris := uris_among(values, roles)):
+        return own_values, mirror
+    show_uris()
+    cache, held, changed = Cache.of_flags(values), list[Local](), dict[str, Any]()
+    stack.callback(held.clear)
+    run = uris["save_checkpoint_path"][0] if "save_checkpoint_path" in uris and trains else None
+    if run and world.rank == 0:
+        how = values["keep_checkpoints"], values["resume"], (StoppedError,)
+        mirror = stack.enter_context(mirrored(cache, run, *how))
+    for name, (uri, *_) in uris.items():
+        act, *words = roles[name].split(", ")
+        if act == READ:
+            changed[name] = localized(values[name], cache, held, words)
+        elif act != OWN:
+            inside = run and f"{uri}/".startswith(f"{run.below('')}")  # uploaded with the run
+            path = Local.within(cache.output_folder(run if run and inside else uri), uri)
+            if world.rank == 0:
+                if not inside:
+                    stack.enter_context(_uploaded(cache, uri))
+                if name == "log_path" and not Path(path).exists():
+                    _fetch_log(uri, Path(path))
+            changed[name] = path
+    return own_values.replaced(changed), mirror
+
+
+def _fetch_log(uri: Uri, path: Path) -> None:
+    """Fetches the lines of earlier runs, which a log keeps."""
+    with suppress(FileNotFoundError):
+        content = open_store(uri).content(uri.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@contextmanager
+def _uploaded(cache: Cache, uri: Uri) -> Iterator[None]:
+    """Uploads the output for a URI, with what is written beside it, also after an error."""
+    with cache.output(uri):
+        root = Path(Local.within(cache.output_folder(uri), uri.root))
+
+        def put() -> None:
+            files = (file for file in sorted(root.rglob("*")) if file.is_file())
+            upload(open_store(uri), {file.relative_to(root).as_posix(): file for file in files})
+
+        try:
+            yield
+        except Exception:
+            with suppress(OSError):
+                put()
+            raise
+        put()
 
 
 def _with_log_path(values: Values) -> Values:
@@ -112,6 +181,13 @@ def join(asked: str | None, backend: str, backend_given: bool) -> World:
     if chosen.startswith("cuda:"):
         torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
     return join_world(chosen, backend)
+
+
+def end_with_launcher() -> None:
+    """Sends this process SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 @contextmanager

@@ -6,12 +6,11 @@ changes from step to step (batch, learning rate, loss scale, overflow) is read o
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 T = TypeVar("T")
 CALLS_BEFORE = 3  # by then libraries have chosen kernels, and optimizers have their state
@@ -52,14 +51,6 @@ class CudaRecorder:
         ):
             result = function()
         return graph.replay, result
-
-
-def make_capturable(optimizers: Iterable[Optimizer]) -> None:
-    """Prepares torch's Adam for a recorded step; fused optimizers need no preparation."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
 
 
 class GraphedCallable:

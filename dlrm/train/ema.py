@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class EMA:
@@ -26,16 +25,15 @@ class EMA:
         own = model.state_dict(keep_vars=False)  # the same memory as the model's
         self._weights = {n: v for n, v in own.items() if weights is None or n in weights}
         self.state = {name: value.detach().clone() for name, value in self._weights.items()}
-        self._average = get_ema_multi_avg_fn(decay)
         names = [name for name, value in self._weights.items() if value.is_floating_point()]
         self._averages = [self.state[name] for name in names]
-        self._latest = [self._weights[name] for name in names]
-        self._copied = [name for name in self._weights if name not in set(names)]
+        self._latest, self._decay = [self._weights[name] for name in names], decay
+        self._copied = self._weights.keys() - set(names)
 
     @torch.no_grad()
     def update(self) -> None:
         """Adds the weights of a step to the average."""
-        self._average(self._averages, self._latest, 0)
+        torch._foreach_lerp_(self._averages, self._latest, 1 - self._decay)
         for name in self._copied:
             self.state[name].copy_(self._weights[name])
 

@@ -4,19 +4,17 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from dlrm.distributed import World
 from dlrm.metrics.table import cost
-from dlrm.train.config import TrainConfig
-from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
-from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.progress import Progress
+from dlrm.train.log import Loader, Watched
 from dlrm.train.reports.roles import Roles
-from dlrm.train.task import Task
+
+if TYPE_CHECKING:
+    from dlrm.train.trainer import Trainer
 
 
 @contextmanager
@@ -30,27 +28,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-@dataclass(kw_only=True)
 class Evaluation:
-    """Evaluates a task during its training, and keeps the best result in its progress.
+    """Evaluates a trainer's task during the training, and keeps the best result in its progress.
 
-    Attributes:
+    Args:
         test_set: rows to test; without samples nothing is tested.
-        replicas: the processes that hold the same weights.
-        ema: EMA of the weights, which is then tested; None tests the weights themselves.
     """
 
-    task: Task
-    test_set: Loader
-    steps_per_epoch: int
-    config: TrainConfig
-    progress: Progress
-    replicas: World
-    log: RunLog
-    ema: EMA | None
-    roles: Roles
-    _seconds: float = field(default=0.0, init=False)
-    _samples: int = field(default=0, init=False)
+    def __init__(self, trainer: "Trainer", test_set: Loader, steps_per_epoch: int, roles: Roles):
+        self.trainer, self.task, self.config = trainer, trainer.task, trainer.config
+        self.progress, self.log, self.roles = trainer.progress, trainer.log, roles
+        self.test_set, self.steps_per_epoch = test_set, steps_per_epoch
+        self._seconds, self._samples = 0.0, 0
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
@@ -72,8 +61,8 @@ class Evaluation:
     def test(self) -> tuple[dict[str, float], float]:
         """Returns the metrics of the test set, and the seconds that the test took."""
         began = time.perf_counter()
-        state = self.ema.state if self.ema else {}
-        average_statistics(self.task.model, state, self.replicas)
+        trainer = self.trainer
+        average_statistics(self.task.model, trainer.parameters.average, trainer.replicas)
         metrics = self._evaluate(self.test_set, self.roles.chooses)
         seconds = time.perf_counter() - began
         self._seconds += seconds
@@ -113,10 +102,8 @@ class Evaluation:
         since_drop = self._tests_since(max([*progress.drops, progress.best.get("step", 0)]))
         if config.plateau_patience and since_drop >= config.plateau_patience:
             progress.drops.append(progress.step)
-            self.log.line(
-                f"no new best in {_tests(since_drop)}: the learning rate is multiplied by "
-                f"{config.plateau_factor:g}"
-            )
+            effect = f"the learning rate is multiplied by {config.plateau_factor:g}"
+            self.log.line(f"no new best in {_tests(since_drop)}: {effect}")
         since_best = self._tests_since(progress.best.get("step", 0))
         if not config.early_stop or since_best < config.early_stop:
             return False
@@ -136,27 +123,24 @@ class Evaluation:
             validation: a set not used during training; None, or an empty one, is not evaluated.
             has_best: the model has the weights of the best checkpoint, not those of the last step.
         """
-        best, metric = self.progress.best, self.task.metric
+        best, metric, summary = self.progress.best, self.task.metric, {}
         if not best:
             reason = "the run ended before the first one was due (see --test_freq)"
             if not self.test_set.num_samples:
                 reason = "none was asked for, or there is no test set"
             self.log.line(f"no test: {reason}")
             return {}
-        summary = {}
         if self._seconds:
             summary["average_test_throughput"] = self._samples / self._seconds
         summary[f"best_{metric}"] = best[metric]
         summary["best_epoch"] = best["epoch"]
         summary["best_validation_loss"] = best[self.task.loss_metric]  # NVIDIA's name
-        for name, metrics in self._final_report(validation, has_best).items():
+        for name, metrics in self._kept(validation, has_best).items():
             summary |= {f"{name}_{key}": value for key, value in metrics.items()}
         return summary
 
-    def _final_report(
-        self, validation: Loader | None, has_best: bool
-    ) -> dict[str, dict[str, float]]:
-        """Returns the metrics of the weights to keep, by data set."""
+    def _kept(self, validation: Loader | None, has_best: bool) -> dict[str, dict[str, float]]:
+        """Reports and returns the metrics of the weights to keep, by data set."""
         progress, roles = self.progress, self.roles
         tests = [entry for entry in progress.history if self.task.metric in entry]
         tested = tests[-1] if tests else progress.best  # saved before its only test
@@ -177,7 +161,7 @@ class Evaluation:
             self.log.line(f"note: {metric} is undefined, the {name} set has one class only")
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
-        with self.ema.applied() if self.ema else nullcontext():
+        with self.trainer.ema.applied() if self.trainer.ema else nullcontext():
             return self.task.evaluate(Watched(loader, title, self.log.quiet))
 
 

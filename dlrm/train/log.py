@@ -58,11 +58,8 @@ class RunLog:
 
     def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
         self.console.end()
-        outcome = "failed" if isinstance(error, Exception) else "killed"
-        if error is None:
-            outcome = "finished"
-        elif isinstance(error, StoppedError):
-            outcome = "killed"
+        failed = isinstance(error, Exception) and not isinstance(error, StoppedError)
+        outcome = "finished" if error is None else "failed" if failed else "killed"
         for tracker in self.trackers:
             tracker.close(outcome)
         if self._file:
@@ -124,11 +121,7 @@ class Loader(Protocol):
 
 
 class Watched:
-    """A loader whose batches advance a progress bar, where someone watches.
-
-    Args:
-        quiet: show no bar.
-    """
+    """A loader whose batches advance a progress bar, where someone watches and it is not quiet."""
 
     def __init__(self, loader: Loader, title: str, quiet: bool = False):
         self._loader, self._title, self._quiet = loader, title, quiet

@@ -81,7 +81,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: str, parts: StepClock):
-        self._cuda, self._parts = device.startswith("cuda"), parts
+        self._cuda, self.parts = device.startswith("cuda"), parts
         self._total, self._since = 0.0, None  # type: float, float | None
         self.start()
 
@@ -106,17 +106,16 @@ class Stopwatch:
     def resume(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
-            self._parts.resume()
+            self.parts.resume()
 
     def pause(self) -> None:
-        self._parts.pause()
+        self.parts.pause()
         self._total, self._since = self.seconds(), None
 
     def lap(self) -> tuple[float, int, int]:
         """Ends a lap; returns its seconds, steps and samples."""
-        before, self._lap = self._lap, self._now()
-        seconds, steps, samples = self._lap
-        return seconds - before[0], steps - before[1], samples - before[2]
+        (seconds, steps, samples), self._lap = self._lap, self._now()
+        return self._lap[0] - seconds, self._lap[1] - steps, self._lap[2] - samples
 
     def throughput(self) -> float | None:
         """Returns the samples per second, or None if the run ended within the warm-up."""
@@ -136,7 +135,6 @@ class StepReport:
     needs them. A loss that is NaN or infinite ends the run.
 
     Args:
-        parts: measures the time of each part of the steps.
         scaler: counts the skipped steps.
         checkpoints: error messages name the last one; None if nothing is saved.
     """
@@ -147,23 +145,17 @@ class StepReport:
         world: World,
         log: RunLog,
         clock: Stopwatch,
-        parts: StepClock,
         scaler: LossScaler,
         checkpoints: CheckpointDirectory | None,
     ) -> None:
         self._progress, self._world, self._log = progress, world, log
-        self._clock, self._parts, self._scaler = clock, parts, scaler
-        self._checkpoints = checkpoints
+        self._clock, self._scaler, self._checkpoints = clock, scaler, checkpoints
         self._sums = torch.zeros(2, device=world.device)  # since the last line, and the last point
         self._points: list[tuple[int, int, Tensor]] = []  # step, steps and sum, if not read yet
         self._finite_step = 0  # no loss up to this step was infinite or NaN
 
     def start(self, config: TrainConfig, steps_per_epoch: int, advice: Mapping[str, str]) -> None:
-        """Begins a training whose lines are due by a configuration.
-
-        Args:
-            advice: suggestions for faster steps, by the part of the step that they are for.
-        """
+        """Begins a training whose lines are due by a configuration; see `Trainer` for `advice`."""
         self._config, self._steps_per_epoch, self._advice = config, steps_per_epoch, advice
         self._total = config.num_steps(steps_per_epoch)
         self._stride = -(-self._total // _CURVE_POINTS)
@@ -216,7 +208,7 @@ class StepReport:
 
     def _shares(self) -> dict[str, float]:
         """Returns the share of each part in the steps of all ranks; empty if no time passed."""
-        seconds = self._parts.lap()
+        seconds = self._clock.parts.lap()
         sums = all_sum(torch.tensor([seconds[name] for name in PARTS]), self._world).tolist()
         total = sum(sums)
         return {name: one / total for name, one in zip(PARTS, sums, strict=True)} if total else {}

@@ -1,17 +1,19 @@
-"""The input of a trainer: the task, and the length of its training."""
+"""The input of a trainer: the task."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlrm.distributed import Pipelines
 from dlrm.distributed.placement import Piece
+from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.log import Loader
 from dlrm.train.precision import LossScaler
 
 
-class Task(Protocol):
+class Task:
     """A training task: a network, its loss and its evaluation.
 
     Attributes:
@@ -19,40 +21,49 @@ class Task(Protocol):
         metric: the entry of `evaluate` that selects the best checkpoint, by its direction in
             `dlrm.metrics.table`.
         loss_metric: the entry that is the test loss.
+        recorder: records the step and replays it from then on; None runs it op by op. With a
+            recorder, optimizers have their learning rates on the device.
+        pipelines: division of the network among the processes; None: each has the whole network.
     """
 
+    model: nn.Module
     metric: str
     loss_metric: str
-
-    @property
-    def model(self) -> nn.Module: ...
+    recorder: CudaRecorder | None = None
+    pipelines: Pipelines | None = None
 
     def loss(self, batch: Any) -> Tensor:
         """Returns the sum of the process's losses over the size of the global batch, a scalar."""
-        ...
+        raise NotImplementedError
 
     def split(self, batch: Any, parts: int) -> Sequence[Any]:
         """Splits a batch into up to `parts` micro-batches, the same number on every rank."""
-        ...
+        return batch.split(parts)
 
     def num_samples(self, batch: Any) -> int:
         """Returns the samples of a batch on all ranks."""
-        ...
+        raise NotImplementedError
 
     def evaluate(self, loader: Loader) -> dict[str, float]:
         """Returns the metrics of a data set, the same on every rank.
 
         It runs the network in evaluation mode (`dlrm.train.evaluation.evaluation_mode`).
         """
-        ...
+        raise NotImplementedError
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         """Returns the parameters that hold tables, with their contents; see `Parameters`."""
-        ...
+        return ()
 
+    def accumulate(
+        self, batches: Sequence[Any], scaler: LossScaler, before_last: Callable[[], object]
+    ) -> Tensor:
+        """Adds the gradients of micro-batches; returns the sum of their losses, without a graph.
 
-# Micro-batches, the loss's scaler, what to call before the last gradients arrive -> the loss.
-Accumulate = Callable[[Sequence[Any], LossScaler, Callable[[], object]], Tensor]
+        Args:
+            before_last: called before the last micro-batch, which completes the gradients.
+        """
+        return one_after_another(scaler.gradients_of(self.loss), batches, before_last)
 
 
 def one_after_another(
@@ -60,12 +71,7 @@ def one_after_another(
     batches: Sequence[Any],
     before_last: Callable[[], object],
 ) -> Tensor:
-    """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
-
-    Args:
-        gradients: adds the gradients of a micro-batch, and returns its loss without a graph.
-        before_last: called before the last micro-batch, which completes the gradients.
-    """
+    """Does the same as `Task.accumulate` by a function that adds a micro-batch's gradients."""
     losses = []
     for batch in batches:
         if batch is batches[-1]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import TrainConfig
-from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, make_capturable
+from dlrm.train.cuda_graph import GraphedCallable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
 from dlrm.train.gradient_sum import GradientSum, average_statistics
@@ -26,7 +27,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.progress import Progress, StepReport, Stopwatch
 from dlrm.train.reports.callbacks import Callbacks, OnStep
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
-from dlrm.train.task import Accumulate, Task, one_after_another
+from dlrm.train.task import Task
 
 
 class Trainer:
@@ -44,10 +45,6 @@ class Trainer:
         run: configuration of the run, stored in checkpoints.
         ema: EMA of the weights, which is then tested; none by default.
         after_step: called after each step, with its number.
-        recorder: records the step and replays it from then on; None runs it op by op. With a
-            recorder, optimizers have their learning rates on the device.
-        pipelines: division of the network among the processes; None: each has the whole network.
-        accumulate: computes the gradients of micro-batches; None: one after the other.
         advice: suggestions for faster steps, by the part of the step that they are for.
         callbacks: functions that watch the training and may end it. If one raises, the training
             saves its state, and raises the same.
@@ -57,6 +54,7 @@ class Trainer:
         stop_requested: set it on any rank to end the training after a step, with a checkpoint;
             of several ranks, after a step that prints, tests or saves.
         roles: names of the sets that the last `fit` tested.
+        replicas: the processes that hold the same weights.
     """
 
     def __init__(
@@ -73,9 +71,6 @@ class Trainer:
         run: dict[str, Any] | None = None,
         ema: EMA | None = None,
         after_step: Callable[[int], object] = lambda step: None,
-        recorder: CudaRecorder | None = None,
-        pipelines: Pipelines | None = None,
-        accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
         callbacks: Callbacks = Callbacks(),
         schedule_restarts: bool = False,
@@ -87,25 +82,22 @@ class Trainer:
         self.roles, self.progress = OF_NVIDIA, Progress()
         self._callbacks, self._ended = callbacks, False
         self._schedule_restarts, self._rate = schedule_restarts, math.nan
-        self._accumulate = accumulate
-        pipelines = pipelines or Pipelines(world, world, World())
-        self._replicas = pipelines.replicas
+        pipelines = task.pipelines or Pipelines(world, world, World())
+        self.replicas = pipelines.replicas
         tables, average = task.table_parameters(), ema.state if ema else {}
         self.parameters = Parameters(task.model, tables, optimizers, average, pipelines.parts)
         held = {id(weight) for weight, _ in tables}
         updated = (weight for weight, _ in self.parameters.optimizer_of())
-        self._gradients = GradientSum((w for w in updated if id(w) not in held), self._replicas)
+        self._gradients = GradientSum((w for w in updated if id(w) not in held), self.replicas)
         self._weights = list(task.model.parameters())
         self._update: Callable[[Any], Tensor] = self._updated
-        if recorder:
-            make_capturable(optimizers)
-            self._update = step_clock.undivided(GraphedCallable(self._updated, recorder))
+        if task.recorder:
+            self._update = step_clock.undivided(GraphedCallable(self._updated, task.recorder))
         device = world.device if config.verdict else "cpu"  # where nothing is recorded
-        self._parts = step_clock.step_clock(device, config.print_freq)
-        self._clock = Stopwatch(world.device, self._parts)
-        self._report = StepReport(
-            self.progress, world, self.log, self._clock, self._parts, self.scaler, checkpoints
-        )
+        parts = step_clock.step_clock(device, config.print_freq)
+        self._clock = Stopwatch(world.device, parts)
+        reported = self.progress, world, self.log, self._clock, self.scaler, checkpoints
+        self._report = StepReport(*reported)
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
@@ -119,9 +111,9 @@ class Trainer:
         """Returns the learning rate of a step by the schedule alone."""
         return self.schedule(step - self.progress.first_step * self._schedule_restarts)
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    def resume(self, path: Path) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
-        saved = checkpoint.load(self.parameters, self.world, resume=True)
+        saved = Checkpoint(path).load(self.parameters, self.world, resume=True)
         self.progress.restore(saved)
         self._report.resume()
         if self.checkpoints:
@@ -167,17 +159,7 @@ class Trainer:
         self._rate, self.roles = math.nan, roles
         progress = self.progress
         total = progress.first_step + self.config.num_steps(len(train))
-        evaluation = Evaluation(
-            task=self.task,
-            test_set=test,
-            steps_per_epoch=len(train),
-            config=self.config,
-            progress=progress,
-            replicas=self._replicas,
-            log=self.log,
-            ema=self.ema,
-            roles=roles,
-        )
+        evaluation = Evaluation(self, test, len(train), roles)
         self._report.start(self.config, len(train), self.advice)
         stopped, reached = False, self._has_reached(evaluation)
         if progress.step >= total:
@@ -204,7 +186,7 @@ class Trainer:
             epoch, start = divmod(progress.own_step, len(train))
             with closing(train.batches(epoch, start)) as batches:
                 self._clock.resume()
-                self._parts.next_step()
+                self._clock.parts.next_step()
                 for batch in batches:
                     known = len(progress.history)
                     loss = self._train_step(batch)
@@ -218,7 +200,7 @@ class Trainer:
                     stopped = self._agree(saves or len(progress.history) > known)
                     if progress.step == total or reached or stopped:
                         break
-                    self._parts.next_step()
+                    self._clock.parts.next_step()
                 self._clock.pause()
         return stopped
 
@@ -252,11 +234,7 @@ class Trainer:
     def _updated(self, batch: Any) -> Tensor:
         """Does the device's part of a step; returns the loss before the update."""
         parts = self.task.split(batch, self.config.gradient_accumulation_steps)
-        if self._accumulate is None:
-            gradients = self.scaler.gradients_of(self.task.loss)
-            loss = one_after_another(gradients, parts, self._gradients.expect)
-        else:
-            loss = self._accumulate(parts, self.scaler, self._gradients.expect)
+        loss = self.task.accumulate(parts, self.scaler, self._gradients.expect)
         step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
@@ -328,7 +306,7 @@ class Trainer:
         assert self.checkpoints is not None
         finish_updates(self.optimizers)
         self._report.mean()
-        average_statistics(self.task.model, self.parameters.average, self._replicas)
+        average_statistics(self.task.model, self.parameters.average, self.replicas)
         for part in gather(_largest(self.parameters.dense()), self.parameters.parts):
             for name, value in part.items():
                 self._report.check_finite(value, f"largest value of {name}")

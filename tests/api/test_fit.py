@@ -107,7 +107,9 @@ def test_a_student_is_that_of_the_command(dataset, model, tmp_path):
     theirs = trained_by_the_command(dataset, settings, tmp_path)
     for name in ("dense.safetensors", "tables/0.bin"):
         assert (theirs / name).read_bytes() == (student.path / name).read_bytes()
-    assert student.update(dataset, max_steps=2).results["test_auc"] > 0.6  # without the teacher
+    assert (
+        dlrm.update(student, dataset, max_steps=2).results["test_auc"] > 0.6
+    )  # without the teacher
     del settings["distill"]
     with pytest.raises(ValueError, match=r"^distill_weight 0.4 needs distill$"):
         dlrm.fit(dataset, base_device="cpu", **settings)

@@ -66,12 +66,12 @@ def test_a_saved_model_goes_on_from_a_dataset(model, frames, tmp_path):
     loaded = dlrm.load(tmp_path / "saved")
     dataset = dlrm.Dataset.from_arrow(frames[0], SCHEMA, tmp_path / "same")
     run = tmp_path / "run"
-    made = loaded.update(dataset, save_checkpoint_path=run, verbose=True)
+    made = dlrm.update(loaded, dataset, save_checkpoint_path=run, verbose=True)
     assert made.path.parent == run
     assert load_recalibration(made.path).kind == "sampling"
     other = dlrm.Dataset.from_arrow(frames[1], SCHEMA)
     with pytest.raises(ValueError, match="expected the transform of .*saved with further values"):
-        loaded.update(other)
+        dlrm.update(loaded, other)
 
 
 def test_mistakes_are_named(model, frames):

@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from dlrm.model.layers.mlp import MLP, mlp
-from dlrm.train.optim.dense import CLICK_OPTIMIZERS, DENSE_OPTIMIZERS
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS, dense_optimizer
 
 
 def plain(network: MLP, inputs, dtype=torch.float32):
@@ -39,9 +40,8 @@ def test_optimized_layers_give_what_torchs_layers_give(dtype, device):
 @pytest.mark.parametrize("optimizer", CLICK_OPTIMIZERS)
 def test_rounded_weights_follow_every_update(optimizer, device):
     network = mlp(13, (16, 8), 0, "mlp", torch.bfloat16).to(device)
-    step = DENSE_OPTIMIZERS[optimizer].clicks(
-        network.parameters(), lr=torch.tensor(0.5, device=device)
-    )
+    step = dense_optimizer(optimizer, network.parameters())
+    set_learning_rate([step], 0.5)
     inputs = torch.randn(20, 13, device=device)
     for _ in range(3):
         network(inputs).float().sum().backward()

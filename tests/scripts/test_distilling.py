@@ -127,7 +127,7 @@ def test_what_cannot_teach_is_refused(command, trained, other_ids, tmp_path):
     others = write_dataset(tmp_path / "others")
     refused(
         r"--distill teacher/step.*: expected a model of 3 numerical fields and tables of "
-        r"\[50, 200, 3, 130\] rows, as .*others has, got 3 and",
+        r"\[50, 200, 3, 130\] rows, as .*others has, got 3 numerical",
         teacher,
         data=others,
     )

@@ -183,8 +183,8 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
         trained, f"--checkpoint={recalibrated}", f"--input={trained.log}", "--bootstrap=0"
     )
     assert f"{recalibrated} on {trained.log}: 1,000 rows" in done.stdout
-    groups = tmp_path / "users.txt"
-    groups.write_text("".join(f"user {row % 37}\n" for row in range(1000)))
+    groups = tmp_path / "users.npy"
+    np.save(groups, [f"user {row % 37}" for row in range(1000)])
     done = evaluate(
         trained,
         *(data, f"--against={recalibrated}", f"--groups={groups}", f"--output={output}"),
@@ -247,40 +247,41 @@ def test_a_score_that_is_no_number_names_its_row(trained, tmp_path):
 
 
 def test_columns_are_read_row_for_row(tmp_path):
-    texts, numbers = tmp_path / "users.txt", tmp_path / "weights.npy"
-    texts.write_text("b\na\nb\n")
+    texts, numbers = tmp_path / "users.npy", tmp_path / "weights.npy"
+    np.save(texts, ["b", "a", "b"])
     np.save(numbers, np.array([0.5, 0, 2]))
     assert read_groups(texts, 3).tolist() == [1, 0, 1]
     assert read_weights(numbers, 3).tolist() == [0.5, 0, 2]
-    for value, message in (("nan", "row 1: expected a finite"), ("x", "row 1: expected a number")):
-        texts.write_text(f"1\n{value}\n")
-        with pytest.raises(ValueError, match=message):
-            read_weights(texts, 2)
-    texts.write_bytes(b"a\n\xff\n")
-    with pytest.raises(ValueError, match="users.txt: expected text in UTF-8, got the byte 255"):
-        read_groups(texts, 2)
+    with pytest.raises(ValueError, match="--weights .*users.npy: expected numbers, got <U1"):
+        read_weights(texts, 3)
     with pytest.raises(ValueError, match="--groups .*: expected integers or texts, got float64"):
         read_groups(numbers, 3)
+    np.save(numbers, np.array([1, np.nan]))
+    with pytest.raises(ValueError, match="weights.npy: row 1: expected a finite"):
+        read_weights(numbers, 2)
+    texts.write_text("a\nb\n")
+    with pytest.raises(ValueError, match="--groups .*users.npy: not a .npy file"):
+        read_groups(texts, 2)
 
 
 def test_bad_input_is_named(trained, other_trained, tmp_path):
     one_class = tmp_path / "one_class.tsv"
     one_class.write_text("\n".join(x for x in trained.lines if x[0] == "0") + "\n")
-    (tmp_path / "zeros.txt").write_text("0\n" * 1000)
-    (tmp_path / "huge.txt").write_text("1e308\n" * 1000)
-    (tmp_path / "short.txt").write_text("1\n" * 999)
+    np.save(tmp_path / "zeros", np.zeros(1000))
+    np.save(tmp_path / "huge", np.full(1000, 1e308))
+    np.save(tmp_path / "short", np.ones(999, int))
     data = f"--dataset={trained.dataset}"
     for flags, message in (
         ([], "--dataset or --input: expected the rows to judge, got none"),
         ([f"--input={trained.log},{trained.dataset}"], "expected files, or one dataset, got"),
         ([data, "--slices=nothing"], "--slices nothing: "),
-        ([data, f"--groups={tmp_path}/short.txt"], "one value for each of 1,000 rows, got 999"),
-        ([data, f"--weights={tmp_path}/zeros.txt"], "expected a weight above 0, got 1,000 zeros"),
-        ([data, f"--weights={tmp_path}/huge.txt"], "huge.txt: expected weights whose sum is at"),
+        ([data, f"--groups={tmp_path}/short.npy"], "one value for each of 1,000 rows, got 999"),
+        ([data, f"--weights={tmp_path}/zeros.npy"], "expected a weight above 0, got 1,000 zeros"),
+        ([data, f"--weights={tmp_path}/huge.npy"], "huge.npy: expected weights whose sum is at"),
         ([data, "--groups=nope"], "test, which has none"),
         ([f"--input={trained.log}", "--groups=nope"], "nope: no such file (--groups)"),
         ([data, "--slices=day"], "--slices day: expected rows with a time, got"),
-        ([f"--input={trained.log}", "--slices=day"], "expected rows of a table with a time, got a"),
+        ([f"--input={trained.log}", "--slices=day"], "expected rows of a table whose schema names"),
         ([data, f"--against={other_trained.checkpoint}"], "its transform is not that of"),
         ([data, f"--recalibrated_checkpoint={tmp_path}/x"], "needs --recalibrate or --sampling"),
         ([f"--input={trained.log}", "--nolabel"], "line 1: expected"),

@@ -73,7 +73,7 @@ def test_weights_of_samples_are_used_unless_they_are_not_wanted(train, lists, tm
     weighted = train("--save_checkpoint_path=weighted")
     assert "note: the dataset's sample weights weight the loss" in capsys.readouterr().out
     without = train("--save_checkpoint_path=without", "--nosample_weights")
-    assert "every row counts once" in capsys.readouterr().out
+    assert "all rows count once" in capsys.readouterr().out
     assert weighted["test_log_loss"] != without["test_log_loss"]
     for run, trained in (("weighted", weighted), ("without", without)):
         tested = train("--mode=test", f"--load_checkpoint_path={run}")

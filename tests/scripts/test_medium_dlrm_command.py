@@ -49,4 +49,4 @@ def test_fractions_are_tested_by_their_loss_alone(command, capsys):
     assert summary["best_validation_loss"] == min(found[i] for i in (3, 8, 11))
     assert not any("auc" in name for name in summary)
     out = capsys.readouterr().out
-    assert "note: the targets are fractions and no clicks, so tests report no AUC" in out
+    assert "note: the targets are fractions and no clicks, so tests report the loss, no AUC" in out

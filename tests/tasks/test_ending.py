@@ -11,7 +11,7 @@ import torch.distributed as dist
 from forked import is_running
 
 from dlrm.flags import Values
-from dlrm.tasks import ending
+from dlrm.tasks import ending, start
 from dlrm.train.log import StoppedError
 
 
@@ -130,7 +130,7 @@ def test_a_rank_whose_launcher_was_killed_ends():
     if not launcher:
         if not os.fork():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests leave theirs
-            ending.end_with_launcher()
+            start.end_with_launcher()
             os.write(writer, str(os.getpid()).encode())
         time.sleep(300)
         os._exit(0)

@@ -118,6 +118,7 @@ def train(world, kind, parts, schedule="gpipe", micro_batches=MICRO_BATCHES, **o
     )
     if "precision" not in options:
         make_double(task)
+    task.pipelines = pipes
     if parts > 1:
         task.divide(pipes.parts, SPLITS[kind][parts // 4], schedule)
     optimizer = NetworkOptimizerConfig(options.get("optimizer", "momentum"), weight_decay=1e-4)
@@ -131,8 +132,6 @@ def train(world, kind, parts, schedule="gpipe", micro_batches=MICRO_BATCHES, **o
         log=RunLog(quiet=True),
         scaler=task.scaler(options.get("max_grad_norm")),
         ema=ema,
-        pipelines=pipes,
-        accumulate=task.accumulate,
     )
     size = options.get("batch_size", ROWS)
     summary = trainer.fit(loader(size * STEPS, True, size), loader(size + 1, False, size))

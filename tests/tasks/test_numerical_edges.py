@@ -9,7 +9,7 @@ from dlrm.tasks.numerical_edges import fit_edges
 
 
 class Batches(list):
-    batch = list.__getitem__
+    batch, batch_size = list.__getitem__, 4
 
 
 def test_rows_after_the_first_do_not_count(monkeypatch):

@@ -62,7 +62,6 @@ class Run:
             self.task,
             optimizers=self.task.optimizers(optimizer),
             schedule=lambda step: 0.1 / step**0.5,
-            accumulate=self.task.accumulate,
             config=TrainConfig(**self.config),
             log=RunLog(quiet=True),
             checkpoints=self.checkpoints,
@@ -126,7 +125,7 @@ def test_bits_are_those_of_memory_also_after_resuming(case, tmp_path):
     Run(tmp_path / "files", True, **changes).fit(stop_at=13)
     for stop in (22, None):
         run = Run(tmp_path / "files", True, **changes)
-        run.trainer.resume(last_checkpoint(tmp_path / "files" / "run"))
+        run.trainer.resume(Checkpoint(last_checkpoint(tmp_path / "files" / "run")))
         run.fit(stop_at=stop)
     assert_same(tmp_path / "memory", tmp_path / "files")
 

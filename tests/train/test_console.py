@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -136,9 +137,10 @@ def test_forms_change_neither_the_weights_nor_the_log(tmp_path):
         assert entries == first[1]
 
 
-def test_lines_of_progress_without_a_terminal_are_few(capsys):
+def test_lines_of_progress_without_a_terminal_are_few(capsys, monkeypatch):
     now = [0.0]
-    console = Console("short", clock=lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console = Console("short")
     console.start(1000, 0, 1, 1000)
 
     def printed(step, seconds):

@@ -76,7 +76,6 @@ def train(
             None if scale is None else torch.tensor(scale).to(world.device), max_grad_norm
         ),
         ema=EMA(task.model, 0.9) if averaged else None,
-        recorder=recorder,
     )
     trainer.log.quiet = True
     trainer.fit(ClickLoader(train_set, world.device), ClickLoader(test_set, world.device))

@@ -7,6 +7,7 @@ from toy import Line, Points, trainer
 from dlrm.pages.pictures import write_picture
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.log import RunLog
+from dlrm.train.progress import Progress
 from dlrm.train.reports.curves import draw_curves
 
 
@@ -43,35 +44,21 @@ def test_a_curve_changes_no_printed_line():
 @pytest.mark.parametrize("steps", [1, 3, 200])
 def test_every_run_has_a_picture(steps, tmp_path, curves):
     progress = trained([0.5] * steps, 1000)
-    history = [*progress.history, {"step": steps, "auc": 0.7, "log_loss": 0.4}]
-    drawn = draw_curves(
-        progress.curve,
-        history,
-        "auc",
-        "log_loss",
-        tmp_path / "curves.png",
-        title="run, data",
-        schedule=lambda step: min(step / 10, 1.0),
-        best_step=steps,
-    )
-    assert drawn is None
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "no step" in draw_curves([], [], "auc", "log_loss", tmp_path / "none.png")
+    progress.best = {"step": steps, "score": 0.7, "error": 0.4}
+    progress.history.append(progress.best)
+    path = tmp_path / "curves.png"
+    assert draw_curves(progress, Line(), path, lambda step: step / 10, "run, data") is None
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "no step" in draw_curves(Progress(), Line(), tmp_path / "none.png", float)
 
 
 @pytest.mark.usefixtures("curves")
 def test_rates_are_asked_of_the_steps_of_a_run_that_continues_another(tmp_path):
     asked = []
-    problem = draw_curves(
-        [{"step": step, "loss": 0.5} for step in range(101, 111)],
-        [],
-        "auc",
-        "log_loss",
-        tmp_path / "curves.png",
-        schedule=lambda step: asked.append(step) or 0.1,
-        first_step=100,
-    )
-    assert problem is None
+    curve = [{"step": step, "loss": 0.5} for step in range(101, 111)]
+    progress = Progress(step=110, first_step=100, curve=curve)
+    path = tmp_path / "curves.png"
+    assert draw_curves(progress, Line(), path, lambda step: asked.append(step) or 0.1) is None
     assert asked == [*range(101, 111)]
 
 

@@ -15,6 +15,7 @@ from dlrm.language.data.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
@@ -122,7 +123,7 @@ def run(name, device, folder, stop=None, resume=False):
         after_step=lambda step: setattr(trainer, "stop_requested", step == stop),
     )
     if resume:
-        trainer.resume(checkpoints.last())
+        trainer.resume(Checkpoint(checkpoints.last()))
     try:
         trainer.fit(*parts.data)
     except StoppedError:

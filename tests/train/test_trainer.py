@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Line, Points, trainer
 
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, best_record
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
@@ -159,7 +160,7 @@ def test_a_run_made_longer_keeps_its_best_checkpoint(tmp_path):
             task, checkpoints=checkpoints, epochs=2, max_steps=steps, test_freq=5, checkpoint_freq=1
         )
         if last := checkpoints.last():
-            run.resume(last)
+            run.resume(Checkpoint(last))
         progress = run.progress
         task.evaluate = lambda loader, p=progress: {"score": scores[p.step], "error": 1.0}
         summary = run.fit(Points(), Points(2))
@@ -172,7 +173,7 @@ def test_a_finished_run_resumed_without_a_further_test_reports_its_best(tmp_path
     checkpoints = CheckpointDirectory(tmp_path / "run")
     trainer(Line(scores=[0.7]), checkpoints=checkpoints, **config).fit(Points(), Points(2))
     run = trainer(checkpoints=checkpoints, **config, test_after=2)
-    run.resume(checkpoints.last())
+    run.resume(Checkpoint(checkpoints.last()))
     summary = run.fit(Points(), Points(2))
     assert (summary["best_score"], summary["test_score"]) == (0.7, 0.7)
     assert "all 10 steps are done already" in capsys.readouterr().out
@@ -191,7 +192,7 @@ def test_a_test_that_fails_loses_no_training(tmp_path):
     assert checkpoints.last().name == "step-000000010"
     task = Line(scores=[0.7])
     run = trainer(task, checkpoints=checkpoints)
-    run.resume(checkpoints.last())
+    run.resume(Checkpoint(checkpoints.last()))
     assert run.fit(Points(), Points(2))["best_score"] == 0.7  # the overdue test is run
 
 
@@ -231,7 +232,7 @@ def test_an_early_stop_ends_with_the_best_weights(tmp_path, capsys):
     torch.testing.assert_close(run.task.weights(), two_epochs.task.weights(), rtol=0, atol=0)
     assert "no new best in 2 tests: --early_stop ends" in capsys.readouterr().out
     again = trainer(Line(scores=[0.9]), checkpoints=checkpoints, epochs=9, early_stop=2)
-    again.resume(checkpoints.last())
+    again.resume(Checkpoint(checkpoints.last()))
     again.fit(Points(), Points(2))
     assert again.progress.step == 40
 
@@ -249,7 +250,7 @@ def test_a_plateau_lowers_the_rate_and_is_resumed(tmp_path):
     first = trainer(Line(scores=scores[:5]), checkpoints=checkpoints, **config, max_steps=45)
     first.fit(Points(), Points(2))
     second = trainer(Line(scores=scores[4:]), checkpoints=checkpoints, **config)
-    second.resume(checkpoints.last())
+    second.resume(Checkpoint(checkpoints.last()))
     second.checkpoints = None
     second.fit(Points(), Points(2))
     assert second.progress.drops == [30, 60]
@@ -311,7 +312,7 @@ def test_an_undefined_metric_is_null_in_files_and_resumed(tmp_path, capsys):
     assert "| score | undefined |" in (checkpoints.last() / "MODEL.md").read_text()
     task = Line(scores=[0.5, math.nan])
     second = trainer(task, checkpoints=checkpoints, **config)
-    second.resume(checkpoints.last())
+    second.resume(Checkpoint(checkpoints.last()))
     assert math.isnan(second.progress.best["score"])
     second.fit(Points(), Points(2), Points(2))
     assert second.progress.best["score"] == 0.5

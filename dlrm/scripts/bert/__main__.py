@@ -8,19 +8,13 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import later
-from dlrm.language import flags
+from dlrm.language.flags import help_text, parse
 from dlrm.scripts.common.training_command import run_training
 
 
 def main(arguments: list[str]) -> None:
     """Runs a command line and ends the process."""
-    run_training(
-        arguments,
-        flags.parse,
-        lambda: f"{__doc__}\n{flags.help_text()}",
-        later("dlrm.language.command"),
-    )
+    run_training(arguments, parse, lambda: f"{__doc__}\n{help_text()}", "dlrm.language.command")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlrm.command_line import say
+from dlrm.command_line import name_standard_output, say
 from dlrm.data.choices import TABLE_FORMATS
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import Values
@@ -83,3 +83,4 @@ def say_progress(line: object) -> None:
         with suppress(OSError):
             sys.stdout.close()  # with what cannot be written, which a new process would flush again
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        name_standard_output()

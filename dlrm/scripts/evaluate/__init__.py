@@ -19,13 +19,13 @@ class EvaluateConfig:
     groups: str | None = setting(
         None,
         "Groups, such as users, for metrics by group: a column of the dataset or table, or a "
-        "file, .npy or text with one group per line",
+        "file, .npy, with one for each row",
         uri="read",
     )
     weights: str | None = setting(
         None,
         "Sample weights: `weight`, that of the schema, or a column of the table, or a file, .npy "
-        "or text with one number per line",
+        "with a number for each row",
         uri="read",
     )
     slices: tuple[str, ...] = setting(

@@ -4,11 +4,11 @@ Groups, weights and times are files of their own, or columns of a dataset or a t
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,6 @@ _FILES = {"groups": "group_*.bin", "weights": "weight.bin"}
 _DTYPES: dict[str, np.dtype] = {"weight": np.dtype("<f4"), "time": np.dtype("<i8")}
 _GROUP_DTYPE = np.dtype("<u8")
 Columns = tuple[dict[str, Path], Schema | None]
-
-
-class _Block(NamedTuple):
-    """A block of rows, `[rows]` each: scores of each model, labels, and columns by name."""
-
-    logits: list[np.ndarray]
-    labels: np.ndarray
-    unknown: np.ndarray
-    fields: list[np.ndarray]
-    extra: Mapping[str, np.ndarray]
 
 
 @dataclass
@@ -105,24 +95,15 @@ def find_columns(
         if times:
             files["times"] = split / "time.bin"
             if not files["times"].is_file():
-                raise FileNotFoundError(
-                    f"--slices day: expected rows with a time, got {split}, whose schema names none"
-                )
+                raise FileNotFoundError(f"--slices day: expected rows with a time, got {split}")
         return files, None
     for flag, name in columns.items():
         if schema is None or os.sep in name:
             raise FileNotFoundError(f"{name}: no such file (--{flag})")
+    if times and (schema is None or schema.time is None):
+        raise ValueError("--slices day: expected rows of a table whose schema names a time")
     if schema is None:
-        if times:
-            raise ValueError(
-                "--slices day: expected rows of a table with a time, got a log; rows of several "
-                "logs are sliced by file"
-            )
         return files, None
-    if times and schema.time is None:
-        raise ValueError(
-            "--slices day: expected rows with a time, but the schema of the model names none"
-        )
     weight = columns.get("weights")
     wanted = replace(
         schema,
@@ -170,42 +151,41 @@ def collect(
     shares, sample = shares_of(transform), Sample(most_kept)
     lists: set[str] = set()
     tables = slice(None) if transform is None else ~np.array(transform.of_ids, bool)
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
 
-    def take(block: SourceBlock) -> _Block:
+    def take(block: SourceBlock) -> int:
         if block.labels is None:
             raise ValueError(f"{source}: expected rows with labels, got none (--label)")
-        own = [block.inputs_of(m) if block.inputs_of else block.inputs for m in models[1:]]
-        inputs = [block.inputs, *own]
-        logits = [model.logits_of(of) for model, of in zip(models, inputs, strict=True)]
-        values = []
+        for number, model in enumerate(models):
+            read = block.inputs_of if number else None  # by its own dictionary
+            inputs = read(model) if read else block.inputs
+            found[f"model {number}"].append(model.logits_of(inputs))
         for name, place in places.items():
             column, is_list = _values(first, block.inputs, place)
-            values.append(column.copy())
+            found[f"field {name}"].append(column.copy())
             lists.update([name] * is_list)
         sample.add(block.inputs, block.labels)
-        unknown = block.inputs.without_id()[:, tables].sum(1)
-        return _Block(logits, block.labels, unknown, values, block.extra or {})
+        found["label"].append(block.labels)
+        found["unknown"].append(block.inputs.without_id()[:, tables].sum(1))
+        for name, column in (block.extra or {}).items():
+            found[f"extra {name}"].append(column)
+        return len(block.labels)
 
-    blocks: list[_Block] = []
     counts = []
     for source in sources:
-        read = [*iter_scored_blocks(first, source, config, shares, take, schema)]
-        counts.append(sum(len(block.labels) for block in read))
-        blocks += read
+        counts.append(sum(iter_scored_blocks(first, source, config, shares, take, schema)))
     if not sum(counts):
         raise ValueError(f"{', '.join(sources)}: expected rows, got none")
-    logits = tuple(map(np.concatenate, zip(*(block.logits for block in blocks), strict=True)))
-    values = map(np.concatenate, zip(*(block.fields for block in blocks), strict=True))
-    extra = {n: np.concatenate([block.extra[n] for block in blocks]) for n in blocks[0].extra}
-    weights, groups, times = _read_columns(files, extra, sum(counts))
-    labels = np.concatenate([block.labels for block in blocks])
+    joined = {name: np.concatenate(parts) for name, parts in found.items()}
+    weights, groups, times = _read_columns(files, joined, sum(counts))
+    logits = tuple(joined[f"model {number}"] for number in range(len(models)))
     return Collected(
-        ScoredRows(logits, labels, weights, groups),
+        ScoredRows(logits, joined["label"], weights, groups),
         list(sources),
         np.repeat(np.arange(len(sources), dtype=np.int32), counts),
-        dict(zip(fields, values, strict=True)),
+        {name: joined[f"field {name}"] for name in fields},
         lists,
-        None if transform is None else np.concatenate([block.unknown for block in blocks]),
+        None if transform is None else joined["unknown"],
         times,
         shares,
         sample.rows(),
@@ -267,11 +247,11 @@ def divisions(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
 
 
 def _read_columns(
-    files: Mapping[str, Path], extra: Mapping[str, np.ndarray], rows: int
+    files: Mapping[str, Path], joined: Mapping[str, np.ndarray], rows: int
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Returns weights, groups and times of rows, from files or the columns of tables."""
-    groups = next((extra[name] for name in extra if name.startswith("group_")), None)
-    weights, times = extra.get("weight"), extra.get("time")
+    groups = next((joined[name] for name in joined if name.startswith("extra group_")), None)
+    weights, times = joined.get("extra weight"), joined.get("extra time")
     if "groups" in files:
         groups = read_groups(files["groups"], rows)
     if "weights" in files:
@@ -281,36 +261,32 @@ def _read_columns(
     return weights, groups, times
 
 
-def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
+def read_groups(path: Path, rows: int) -> np.ndarray:
     """Reads a group for each row, as integers; texts are numbered alphabetically.
 
     Args:
-        path: `.npy` of integers or texts, a text file with one group per line, or a dataset's file.
+        path: `.npy` of integers or texts, or a dataset's file.
 
     Raises:
         ValueError: it has another number of rows, or no column of groups.
     """
     column = _read(path, rows, "--groups")
-    if column.dtype.kind in "iu":
-        return column
-    if column.dtype.kind != "U":
+    if column.dtype.kind not in "iuU":
         raise ValueError(f"--groups {path}: expected integers or texts, got {column.dtype}")
-    return np.unique(column, return_inverse=True)[1]
+    return np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
 
 
-def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
+def read_weights(path: Path, rows: int) -> np.ndarray:
     """Reads a weight for each row, float64.
 
     Args:
-        path: `.npy` of numbers, a text file with one number per line, or a dataset's file.
+        path: `.npy` of numbers, or a dataset's file.
 
     Raises:
         ValueError: it has another number of rows, a row that is not a number of 0 or more, or
             weights that cannot be summed.
     """
     column = _read(path, rows, "--weights")
-    if column.dtype.kind == "U":
-        column = np.array([_number(text, row, path) for row, text in enumerate(column.tolist())])
     if column.dtype.kind not in "iuf":
         raise ValueError(f"--weights {path}: expected numbers, got {column.dtype}")
     column = column.astype(np.float64)
@@ -321,30 +297,14 @@ def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
     return column
 
 
-def _number(text: str, row: int, path: str | os.PathLike) -> float:
+def _read(path: Path, rows: int, flag: str) -> np.ndarray:
     try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--weights {path}, row {row}: expected a number, got {text!r}") from None
-
-
-def _read(path: str | os.PathLike, rows: int, flag: str) -> np.ndarray:
-    path = Path(path)
-    if path.suffix == ".bin":
-        column = np.fromfile(path, _DTYPES.get(path.stem, _GROUP_DTYPE))
-    elif path.suffix == ".npy":
-        try:
+        if path.suffix == ".bin":
+            column = np.fromfile(path, _DTYPES.get(path.stem, _GROUP_DTYPE))
+        else:
             column = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{flag} {path}: not a .npy file ({error})") from None
-    else:
-        try:
-            column = np.array(path.read_text(encoding="utf-8").splitlines(), str)
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{flag} {path}: expected text in UTF-8, got the byte {error.object[error.start]} "
-                f"at {error.start}"
-            ) from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{flag} {path}: not a .npy file ({error})") from None
     if column.shape != (rows,):
         got = f"{len(column):,}" if column.ndim == 1 else str(list(column.shape))
         raise ValueError(f"{flag} {path}: expected one value for each of {rows:,} rows, got {got}")

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from dlrm.limits import check_features
 from dlrm.settings import check_settings, setting
 
-ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
-
 
 @dataclass(frozen=True)
 class Simulation:
@@ -17,11 +15,6 @@ class Simulation:
     seed: int = setting(0, "random seed; the same seed writes the same bytes")
     num_numerical: int = setting(13, "number of integer columns")
     num_categorical: int = setting(26, "number of categorical columns")
-    cardinality_scale: float = setting(
-        0.01,
-        f"factor on Criteo's ids per feature; {ALWAYS_SMALL} or fewer ids are not scaled",
-        above=0,
-    )
     click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
     missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
     drift: float = setting(

@@ -1,6 +1,5 @@
 """The planted model of simulated logs, and the rows drawn from it."""
 
-import io
 import json
 import math
 import time
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import csv
 
 from dlrm.files import atomic_directory
 from dlrm.limits import check_disk
@@ -19,16 +16,19 @@ from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
-from dlrm.scripts.simulate_logs import ALWAYS_SMALL, Simulation
+from dlrm.scripts.simulate_logs import Simulation
 
 _PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
 _LARGEST_INTEGER = 99_999_999
-# Rows of the 26 tables of the Criteo Terabyte logs at frequency limit 15 (spec of NVIDIA's DLRM).
-_CRITEO_CARDINALITIES = (
-    [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
-    + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
+_INTEGERS = np.arange(-2, 10_000).astype("S8")
+# Ids of the 26 tables of the Criteo Terabyte logs at frequency limit 15: those of NVIDIA's DLRM up
+# to 100, of larger tables the hundredth part, and 100 or more.
+_CARDINALITIES = (
+    [79129, 338, 171, 100, 200, 4, 100, 100, 63, 55541, 5825, 2458, 11]
+    + [100, 107, 100, 4, 100, 15, 81659, 26759, 71565, 3025, 120, 97, 35]
 )  # fmt: skip
+_SMALL = 100  # ids of a table up to which all of its ids are those of every day
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
@@ -102,13 +102,13 @@ class Simulator:
         wanted[0] = _MAIN_DEVIATION
         self._scales = wanted / np.maximum(effects.std(1), 1e-6)
         logit = (effects * self._scales[:, None]).sum(0)
-        low, high = -30.0, 30.0
+        self._bias, high = -30.0, 30.0
         for _ in range(50):
-            self._bias = (low + high) / 2
-            rate = (1 / (1 + np.exp(-(logit + self._bias)))).mean()
-            is_low = rate < self.simulation.click_rate
-            low, high = (self._bias, high) if is_low else (low, self._bias)
-        self._bias = low
+            middle = (self._bias + high) / 2
+            if (1 / (1 + np.exp(-(logit + middle)))).mean() < self.simulation.click_rate:
+                self._bias = middle
+            else:
+                high = middle
 
 
 class _Column(NamedTuple):
@@ -158,11 +158,9 @@ class _Categorical:
     def __init__(self, simulation: Simulation, index: int) -> None:
         s = simulation
         draw = np.random.default_rng(np.random.SeedSequence([s.seed, 4, index]))
-        criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
-        scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
-        self.cardinality = scaled
+        self.cardinality = _CARDINALITIES[index % len(_CARDINALITIES)]
         self._exponent = draw.uniform(1.2, 1.6)
-        self._fresh = _FRESH_SHARE if scaled > ALWAYS_SMALL else 0.0
+        self._fresh = _FRESH_SHARE if self.cardinality > _SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
@@ -191,7 +189,7 @@ class _Categorical:
         return _Column(_mix32(rank.astype(np.uint32), self._seed), missing, effect, factor)
 
     def _replaced(self, rank: np.ndarray, day: int) -> np.ndarray:
-        """Returns the number of times that the id of each rank has been replaced up to a day."""
+        """Returns how often the id of each rank has been replaced up to a day."""
         begin = splitmix64(self._later_seed, rank).astype(np.float64) / 2.0**64
         return (begin + self._new_ids * day).astype(np.int64)
 
@@ -227,18 +225,24 @@ def _mix32(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _format(label: np.ndarray, numericals: list[_Column], categoricals: list[_Column]) -> bytes:
-    """Returns lines of text, without missing fields at their ends."""
-    columns = [pa.array(label.view(np.uint8))]
-    columns += [pa.array(column.values, mask=column.missing) for column in numericals]
-    for column in categoricals:
-        _, present = pa.array(~column.missing).buffers()
-        digits = pa.py_buffer(hexlify(column.values.astype(">u4").tobytes()))
-        ids = pa.Array.from_buffers(pa.binary(8), len(label), [present, digits])
-        columns.append(ids.cast(pa.string()))
-    file = io.BytesIO()
-    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    csv.write_csv(pa.table(columns, [*map(str, range(len(columns)))]), file, options)
-    return b"".join(line.rstrip() + b"\n" for line in file.getvalue().splitlines())
+    """Returns lines of text, made of fields of fixed width without their zero bytes."""
+    columns = [*numericals, *categoricals]
+    fields = [(f"{i}", [("tab", "u1"), ("text", "S8")]) for i in range(len(columns))]
+    lines = np.zeros(len(label), [("label", "u1"), *fields, ("end", "u1")])
+    lines["label"], lines["end"] = label + np.uint8(ord("0")), ord("\n")
+    cut = np.ones(len(label), bool)
+    for i, column in reversed([*enumerate(columns)]):
+        if i < len(numericals):
+            texts = _INTEGERS[np.minimum(column.values, len(_INTEGERS) - 3) + 2]
+            large = column.values > len(_INTEGERS) - 3
+            texts[large] = column.values[large].astype("S8")
+        else:
+            texts = np.frombuffer(bytearray(hexlify(column.values.astype(">u4").tobytes())), "S8")
+        texts[column.missing] = b""
+        cut &= column.missing
+        lines[f"{i}"]["text"] = texts
+        lines[f"{i}"]["tab"] = np.where(cut, 0, ord("\t"))
+    return lines.tobytes().translate(None, b"\0")
 
 
 class _Judgment:

@@ -17,12 +17,12 @@ from dlrm.train.log import Loader
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.optim.dense import network_optimizer
 from dlrm.train.precision import LossScaler, autocast, loss_scaler
-from dlrm.train.task import one_after_another
+from dlrm.train.task import Task
 
 Judge = Callable[[Any], Tensor]  # output of the network -> loss
 
 
-class NetworkTask:
+class NetworkTask(Task):
     """A network on its device, with its precision and execution; subclasses define the loss.
 
     Args:
@@ -35,7 +35,6 @@ class NetworkTask:
         pipeline: this process's part of the network, once it is divided; None: it runs all of it.
     """
 
-    metric: str
     loss_metric = "loss"
 
     def __init__(
@@ -97,12 +96,9 @@ class NetworkTask:
     def accumulate(
         self, batches: Sequence[Any], scaler: LossScaler, before_last: Callable[[], object]
     ) -> Tensor:
-        """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`.
-
-        In a pipeline the loss is 0 on all ranks but the last.
-        """
+        """Adds gradients, see `Task`; in a pipeline the loss is 0 on all ranks but the last."""
         if self.pipeline is None:
-            return one_after_another(scaler.gradients_of(self.loss), batches, before_last)
+            return super().accumulate(batches, scaler, before_last)
         losses = [torch.zeros((), device=self.world.device)]
 
         def judge(output: Any, number: int) -> Tensor:
@@ -128,23 +124,13 @@ class NetworkTask:
             self.precision, self.world.device, max_grad_norm, parts, counted_elsewhere
         )
 
-    def split(self, batch: Any, parts: int) -> list[Any]:
-        return batch.split(parts)
-
     def num_samples(self, batch: Any) -> int:
         """Returns the samples of a batch in all processes."""
         return batch.global_size
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int]]]:
-        return ()
-
     def optimizers(self, config: NetworkOptimizerConfig) -> list[torch.optim.Optimizer]:
         """Returns the network's optimizer."""
         return [network_optimizer(config, self.model)]
-
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns the metrics of a data set; see `Task.evaluate`."""
-        raise NotImplementedError
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Iterator[Any]]:

@@ -110,8 +110,6 @@ class NetworkWork(Work):
         return {
             "optimizers": self.task.optimizers(optimizer),
             "scaler": self.task.scaler(min((n for n in limits if n is not None), default=None)),
-            "pipelines": self.pipelines,
-            "accumulate": self.task.accumulate,
             "schedule": values.config(CurveConfig).rates(num_steps, len(train)),
             "config": config,
             "ema": None if decay is None else EMA(self.task.model, decay),
@@ -185,7 +183,7 @@ def run_mode(
 
 def divide(task: NetworkTask, values: Values, divided: Pipelines, division: BatchDivision) -> None:
     """Reduces a network to the part of this process, if the processes form pipelines."""
-    parts, schedule = divided.parts.size, values["pipeline_schedule"]
+    parts, schedule, task.pipelines = divided.parts.size, values["pipeline_schedule"], divided
     if parts == 1:
         return
     if schedule == "1f1b" and division.accumulation < parts:

@@ -488,20 +488,3 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
                 f"got {brief(table)}"
             )
     return config
-
-
-def check_unchanged(
-    directory: str | os.PathLike, saved: dict[str, Any], current: dict[str, Any]
-) -> None:
-    """Raises ValueError naming every entry that differs between two flat maps."""
-    missing = object()
-    different = [
-        f"{name}: {saved.get(name)!r} in the checkpoint, now {current.get(name)!r}"
-        for name in sorted(saved.keys() | current.keys())
-        if saved.get(name, missing) != current.get(name, missing)
-    ]
-    if different:
-        raise ValueError(
-            f"{directory}: cannot resume with other values, since the run would not continue as it "
-            "began:\n  " + "\n  ".join(different)
-        )

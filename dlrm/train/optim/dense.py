@@ -1,8 +1,9 @@
-"""The registry of optimizers of dense parameters, and torch's with less work for the host."""
+"""The registries of optimizers of dense parameters, and torch's with less work for the host.
+
+Checkpoints store these under the names of torch's classes, with the same state.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,8 @@ def dense_optimizer(
     groups: ParameterGroups = [{"params": parameters}]
     if weight_decay:
         groups = _groups(parameters, weight_decay, decay_all=False)
-    make = DENSE_OPTIMIZERS[kind].clicks
-    assert make is not None, kind
-    return make(groups, lr=torch.zeros((), device=parameters[0].device))
+    lr = torch.zeros((), device=parameters[0].device)
+    return CLICK_OPTIMIZERS[kind](groups, lr=lr, fused=True)
 
 
 def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
@@ -41,9 +41,8 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = _groups(trained, config.weight_decay, config.decay_norm_and_bias)
-    make = DENSE_OPTIMIZERS[config.optimizer].networks
-    assert make is not None, config.optimizer
-    return make(groups, torch.zeros((), device=trained[0].device), config)
+    lr = torch.zeros((), device=trained[0].device)
+    return NETWORK_OPTIMIZERS[config.optimizer](groups, lr, config)
 
 
 def _groups(parameters: Sequence[Tensor], weight_decay: float, decay_all: bool) -> ParameterGroups:
@@ -57,10 +56,7 @@ def _groups(parameters: Sequence[Tensor], weight_decay: float, decay_all: bool) 
 
 
 class SGD(LossScaled, torch.optim.SGD):
-    """torch's fused SGD without momentum, launched in half the host's time.
-
-    Checkpoints store it under the name of torch's class.
-    """
+    """torch's fused SGD without momentum, launched in half the host's time."""
 
     @without_wrapper
     def step(self) -> None:
@@ -73,8 +69,7 @@ class SGD(LossScaled, torch.optim.SGD):
 class Adagrad(LossScaled, torch.optim.Adagrad):
     """torch's fused Adagrad of dense gradients, without a wait for the device.
 
-    torch 2.11 has the CUDA kernel, but its class refuses to use it. Checkpoints store it under the
-    name of torch's class, with the same state.
+    torch 2.11 has the CUDA kernel, but its class refuses to use it.
     """
 
     @without_wrapper
@@ -92,10 +87,7 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
 
 
 class Adam(LossScaled, torch.optim.Adam):
-    """torch's fused Adam; on the CPU one pass of a native operator over all weights.
-
-    Checkpoints store it under the name of torch's class, with the same state.
-    """
+    """torch's fused Adam; on the CPU one pass of a native operator over all weights."""
 
     @without_wrapper
     def step(self) -> None:
@@ -187,27 +179,14 @@ def _lamb(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -
     return Lamb(groups, lr, config.lamb_flavor, config.optimizer_eps or 1e-6)
 
 
-class DenseOptimizer(NamedTuple):
-    """An optimizer of dense parameters.
-
-    Attributes:
-        clicks: constructor for the MLPs of click networks; None if they cannot use it.
-        networks: constructor for image and language networks; None if they cannot use it.
-    """
-
-    clicks: Callable[..., Optimizer] | None = None
-    networks: Callable[[ParameterGroups, Tensor, NetworkOptimizerConfig], Optimizer] | None = None
-
-
-DENSE_OPTIMIZERS = {
-    "sgd": DenseOptimizer(clicks=partial(SGD, fused=True), networks=_sgd),
-    "momentum": DenseOptimizer(networks=_sgd),
-    "nesterov": DenseOptimizer(networks=_sgd),
-    "rmsprop_tf": DenseOptimizer(networks=_rmsprop_tf),
-    "adagrad": DenseOptimizer(clicks=partial(Adagrad, fused=True)),
-    "adam": DenseOptimizer(clicks=partial(Adam, fused=True), networks=_adam),
-    "adamw": DenseOptimizer(networks=_adam),
-    "lamb": DenseOptimizer(networks=_lamb),
+CLICK_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "adam": Adam,
 }
-CLICK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.clicks)
-NETWORK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.networks)
+NETWORK_OPTIMIZERS = {
+    **dict.fromkeys(("sgd", "momentum", "nesterov"), _sgd),
+    **dict.fromkeys(("adam", "adamw"), _adam),
+    "rmsprop_tf": _rmsprop_tf,
+    "lamb": _lamb,
+}

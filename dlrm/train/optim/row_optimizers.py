@@ -6,7 +6,8 @@ step changes every row: a row gets the updates that it missed before it is looke
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +19,11 @@ from dlrm.train.optim.base import LossScaled, ParameterGroups, without_wrapper
 
 
 def table_optimizer(
-    kind: str,
-    parameters: Iterable[Tensor],
-    low: Mapping[Tensor, Tensor] | None = None,
-    table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
-    l2: float = 0.0,
-    l2_mode: str = "all",
+    kind: str, parameters: Sequence[Tensor], *others: Any, **named: Any
 ) -> "RowOptimizer":
     """Returns the optimizer of embedding tables, one of `TABLE_OPTIMIZERS`; see `RowOptimizer`."""
-    parameters = list(parameters)
     lr = torch.zeros((), device=parameters[0].device)
-    return TABLE_OPTIMIZERS[kind](parameters, lr, low, table_sizes, l2, l2_mode)
+    return TABLE_OPTIMIZERS[kind](parameters, lr, *others, **named)
 
 
 class RowOptimizer(LossScaled, Optimizer):
@@ -56,22 +51,22 @@ class RowOptimizer(LossScaled, Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Sequence[Tensor],
         lr: Tensor,
         low: Mapping[Tensor, Tensor] | None = None,
         table_sizes: Mapping[Tensor, Sequence[int]] | None = None,
         l2: float = 0.0,
         l2_mode: str = "all",
     ):
-        weights, low, sizes = list(parameters), low or {}, table_sizes or {}
+        low, sizes = low or {}, table_sizes or {}
         groups: ParameterGroups = [
             {"params": [weight], "low": low.get(weight), "table_sizes": sizes.get(weight)}
-            for weight in weights
+            for weight in parameters
         ]
         super().__init__(groups, {"lr": lr, **self.rule.constants})
         self.l2 = l2
         self._missed: dict[Tensor, _MissedSteps] = {}
-        for weight in weights:
+        for weight in parameters:
             weight.grad_dtype = None  # half-precision gradients arrive without a copy
             self.state[weight].update(self.rule.initial_state(weight))
             if self.rule.counts_steps:
@@ -95,10 +90,9 @@ class RowOptimizer(LossScaled, Optimizer):
         """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside.
 
         Args:
-            rows, dim: shape of the weight.
             l2_of_all: count the missed steps of an L2 term of all rows, too.
         """
-        return cls.rule.state_bytes(rows, dim) + (_MissedSteps.bytes_of_row * rows * l2_of_all)
+        return cls.rule.state_bytes(rows, dim) + 4 * rows * l2_of_all
 
     @property
     def defers(self) -> bool:
@@ -119,7 +113,7 @@ class RowOptimizer(LossScaled, Optimizer):
         for group in self.param_groups:
             (weight,) = group["params"]
             missed = self._missed.get(weight)
-            if not missed:
+            if missed is None or not len(missed.numbers):
                 continue
             late = None if rows is None or len(rows) >= len(weight) else rows
             constants = {name: group[name] for name in self.rule.decay_constants}
@@ -128,7 +122,7 @@ class RowOptimizer(LossScaled, Optimizer):
             inputs, states = (missed.done, missed.numbers, late), self._states(weight)
             decay_rows(self.rule, weight, states, inputs, low=group["low"], **constants)
             if late is None:
-                missed.forget()
+                missed.restart()
 
     @without_wrapper
     def step(self) -> None:
@@ -149,12 +143,7 @@ class RowOptimizer(LossScaled, Optimizer):
     def update(
         self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
     ) -> None:
-        """Applies the rule to rows.
-
-        Args:
-            inputs: rows, their gradients, and what else the rule's operator takes.
-            changed: constants of the rule other than the group's.
-        """
+        """Applies the rule to `inputs`, with the group's constants but for those `changed`."""
         update_rows(
             self.rule,
             weight,
@@ -183,15 +172,10 @@ class _MissedSteps:
         done: number of steps that each row has had, `[rows]` int32.
     """
 
-    bytes_of_row = 4
-
     def __init__(self, weight: Tensor, rule: RowRule):
         self.done = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
         self._numbers = torch.empty(64, len(rule.per_step), dtype=rule.steps_dtype)
         self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def numbers(self) -> Tensor:
@@ -206,8 +190,7 @@ class _MissedSteps:
         self._count += 1
         self.done[rows] = self._count
 
-    def forget(self) -> None:
-        """Restarts the count: all rows are up to date."""
+    def restart(self) -> None:
         self.done.zero_()
         self._count = 0
 
@@ -255,8 +238,14 @@ class RowAdam(RowOptimizer):
         step = self.state[weight]["step"]
         if weight in self._missed:
             changed["eps"] = group["eps"] * self._root_of_correction(weight, group)
-        super().update(weight, (*inputs, step + 1), group, **changed)
-        step += 1 if self.found_inf is None else self.found_inf == 0
+        step += 1  # in place, and back after an error: a new tensor takes 5 us longer
+        try:
+            super().update(weight, (*inputs, step), group, **changed)
+        except RuntimeError:
+            step -= 1
+            raise
+        if self.found_inf is not None:
+            step -= self.found_inf
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
         root, step = self._root_of_correction(weight, group), float(self.state[weight]["step"]) + 1

@@ -3,7 +3,7 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, RECORDED, UPDATE
 
 _BAR = "{desc} {percentage:3.0f}%|{bar}| {n:,}/{total:,} steps{postfix}, ETA {remaining}"
 _NOTEBOOK = "ipykernel.zmqshell"
-_TEXT_SECONDS = 2.0  # between updates of a bar of text in a notebook, where each may be a line
 _LABEL = 12  # columns of the names at the start of lines
 _NOTICE_LINES = 2  # of a line that the short form abridges
 _PATIENCE, _MOST_PATIENCE = 30, 600  # seconds between lines of progress without a bar
@@ -60,7 +59,6 @@ class Console:
         verbose: the short form also prints progress and the parts of the time at each point.
         quiet: print no lines; for all ranks except the first.
         progress: whether a bar shows the steps; None shows one beside lines, where `is_watched`.
-        clock: the seconds between lines of progress.
     """
 
     def __init__(
@@ -69,19 +67,16 @@ class Console:
         verbose: bool = False,
         quiet: bool = False,
         progress: bool | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.quiet, self._progress = quiet, progress
-        self._is_short, self._verbose, self._clock = log_format == "short", verbose, clock
-        self._total = self._epochs = self._steps_per_epoch = 0
-        self._bar: tqdm | None = None
+        self.quiet, self._is_short, self._verbose = quiet, log_format == "short", verbose
+        self._shows_bar = not quiet and is_watched() if progress is None else progress
+        self._bar = progress_bar(0, "train", 0, shown=False)
         self._figures: dict[str, str] = {}
-        self._printed = (0, clock())  # step and time of the last line of progress
         self._advised: set[str] = set()
         self._seconds: dict[str, float] = {}
         self._advice: Mapping[str, str] = {}
         self._kept: dict[str, str] = {}
-        self._saved: Saved | None = None
+        self._files: dict[str, str] = {}
         self._commands: Sequence[str] = ()
 
     def line(self, text: str, short: str | None = None) -> None:
@@ -101,22 +96,17 @@ class Console:
     def start(self, total: int, done: int, epochs: int, steps_per_epoch: int) -> None:
         """Begins a training of `total` steps, of which some may be done."""
         self._total, self._epochs, self._steps_per_epoch = total, epochs, steps_per_epoch
-        self._printed = done, self._clock()
-        shown = self._progress
-        if shown is None:
-            shown = is_watched() and not self.quiet
-        self._bar = progress_bar(total, "train", done, shown, leave=self.quiet, bar_format=_BAR)
+        self._printed = done, time.monotonic()  # the last line of progress
+        shown = {"leave": self.quiet, "bar_format": _BAR}
+        self._bar = progress_bar(total, "train", done, self._shows_bar, **shown)
 
     def advance(self) -> None:
         """Advances the bar by a step."""
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def end(self) -> None:
         """Ends the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._bar.close()
 
     def point(
         self, done: int, loss: float, seconds: float, samples: float, rate: float, skipped: str = ""
@@ -125,8 +115,7 @@ class Console:
 
         Args:
             done: number of steps done.
-            loss: mean loss.
-            seconds, samples: means of a step.
+            loss, seconds, samples: means of a step.
             rate: learning rate.
             skipped: a text about skipped steps, or "".
         """
@@ -142,16 +131,14 @@ class Console:
                 f"loss: {loss:.4f}  step_time: {seconds:.6f}  lr: {_short(rate)}{skipped}"
             )
         elif self._verbose or self._is_due(done):
-            self._printed = done, self._clock()
+            self._printed = done, time.monotonic()
             parts = [self._steps(done), *progress.values(), f"lr {rate:.2g}", f"ETA {eta}"]
             self._labeled("train", "  ".join(parts) + skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
-        """Reports the parts of the time of the steps since the last point.
+        """Reports the shares of the parts in the seconds since the last point.
 
         Args:
-            shares: the share of each part.
-            seconds: the time of all parts.
             advice: suggestions by part, each of which is printed once.
         """
         if self._verbose or not self._is_short:
@@ -165,14 +152,7 @@ class Console:
     def test(
         self, done: int, name: str, metrics: Mapping[str, float], seconds: float, is_best: bool
     ) -> None:
-        """Reports a test during the training.
-
-        Args:
-            done: number of steps done.
-            name: the rows, such as "test".
-            seconds: seconds that the test took.
-            is_best: whether it is the best so far.
-        """
+        """Reports a test after `done` steps, which took some seconds, of rows such as "test"."""
         if self.quiet:  # no line has them
             self._figure({name: _metrics(metrics)})
         if not self._is_short:
@@ -202,16 +182,22 @@ class Console:
 
     def saved(self, saved: Saved) -> None:
         """Reports the files of a training."""
-        self._saved = saved
-        if self._is_short:
-            return
-        if saved.problem or saved.curves:
-            self.line(saved.problem or f"curves: {saved.curves}")
-        if saved.last:
-            best = f"best {saved.best}" if saved.best else "no best one without a test"
-            self.line(f"checkpoints: last {saved.last}, {best}")
-        else:
-            self.line("the weights are not saved; --save_checkpoint_path saves them")
+        curves, problem, last, best = saved
+        weights = "the weights are not saved; --save_checkpoint_path saves them"
+        shortly = "no weights; --save_checkpoint_path saves them"
+        if last:
+            chosen = f"best {best}" if best else "no best one without a test"
+            weights = f"checkpoints: last {last}, {chosen}"
+            shortly = f"{_relative(last)} (last{' and best' if best == last else ''})"
+            if best and best != last:
+                shortly = f"{_relative(best)} (best), {last.name} (last)"
+        self._files = {"saved": shortly}
+        if curves:
+            self._files["curves"] = problem or _relative(curves)
+        if not self._is_short:
+            if curves:
+                self.line(problem or f"curves: {curves}")
+            self.line(weights)
 
     def suggest(self, commands: Sequence[str]) -> None:
         """Takes commands that can follow the run, for the short form."""
@@ -223,13 +209,13 @@ class Console:
             now = datetime.now()
             for name, value in values.items():
                 self.line(f"DLL {now} - () {name} : {value} {unit_of(name)}".rstrip())
-        elif self._saved or self._kept:
+        elif self._files or self._kept:
             self._close(values)
         else:  # of no training; those of a printed table are not repeated
-            own = {name: value for name, value in values.items() if "_batch_" not in name}
-            width = max((len(_words(name)) for name in own), default=0)
-            for name, value in own.items():
-                self._print(f"{_words(name):<{width}}  {value:.6g} {unit_of(name)}".rstrip())
+            own = {title(n).replace("_", " "): n for n in values if "_batch_" not in n}
+            width = max(map(len, own), default=0)
+            for words, name in own.items():
+                self._print(f"{words:<{width}}  {values[name]:.6g} {unit_of(name)}".rstrip())
 
     def _close(self, values: Mapping[str, float]) -> None:
         """Prints the closing block of a training; `dlrm.fit` names no files."""
@@ -244,29 +230,17 @@ class Console:
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
             self._labeled("time", verdict(shares, self._advice))
-        if self._saved is not None:
-            self._files(self._saved)
+        for name, text in self._files.items():
+            self._labeled(name, text)
         for index, command in enumerate(self._commands):
             self._labeled("" if index else "next", command, end=" \\")
 
-    def _files(self, saved: Saved) -> None:
-        best, last = saved.best, saved.last
-        if last is None:
-            self._labeled("saved", "no weights; --save_checkpoint_path saves them")
-        elif best is None or best == last:
-            self._labeled("saved", f"{_relative(last)} (last{' and best' if best else ''})")
-        else:
-            self._labeled("saved", f"{_relative(best)} (best), {last.name} (last)")
-        if curves := saved.problem or (saved.curves and _relative(saved.curves)):
-            self._labeled("curves", curves)
-
     def _is_due(self, done: int) -> bool:
         """Returns whether a line of progress is due, where there is no bar."""
-        if self._bar is None or not self._bar.disable or done == self._total:
-            return False
         step, when = self._printed
-        is_share = done - step >= _SHARE * self._total
-        return self._clock() - when >= (_PATIENCE if is_share else _MOST_PATIENCE)
+        patience = _PATIENCE if done - step >= _SHARE * self._total else _MOST_PATIENCE
+        is_over = time.monotonic() - when >= patience
+        return bool(self._bar.disable) and done != self._total and is_over
 
     def _steps(self, done: int) -> str:
         """Returns the steps done, as wide as at the end of the run."""
@@ -276,7 +250,7 @@ class Console:
     def _figure(self, figures: Mapping[str, str]) -> None:
         """Shows figures in the bar."""
         self._figures |= figures
-        if self._bar is not None and not self._bar.disable:
+        if not self._bar.disable:
             self._bar.set_postfix_str(", ".join(self._figures.values()), refresh=False)
 
     def _labeled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
@@ -304,14 +278,12 @@ def progress_bar(total: int, name: str, done: int, shown: bool, **others: Any) -
         name: text at its start.
         others: see `tqdm`.
     """
-    is_widget = "tqdm.notebook" in {kind.__module__ for kind in tqdm.__mro__}
     return tqdm(
         total=total,
         initial=done,
         desc=name,
         unit="step",
         dynamic_ncols=True,
-        mininterval=_TEXT_SECONDS if _NOTEBOOK in sys.modules and not is_widget else 0.1,
         disable=not shown,
         **others,
     )
@@ -340,7 +312,6 @@ def verdict(shares: Mapping[str, float], advice: Mapping[str, str]) -> str:
 
 
 def _rate(rate: float) -> str:
-    """Returns a throughput, to one digit if it is small."""
     return f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s"
 
 
@@ -350,16 +321,11 @@ def _metrics(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{title(name)} {metrics[name]:.4f}" for name in names)
 
 
-def _words(name: str) -> str:
-    return title(name).replace("_", " ")
-
-
 def _short(rate: float) -> str:
     """Returns four decimals, as NVIDIA prints them, unless they would hide a small rate."""
     return f"{rate:.4f}" if rate >= 0.01 or rate == 0 else f"{rate:.4g}"
 
 
 def _relative(path: Path) -> str:
-    """Returns a path from the working directory, if it is below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -65,7 +65,6 @@ def _data_lines(flags: Mapping[str, Any], config: Mapping[str, Any]) -> list[str
 
 
 def _metric_lines(progress: Mapping[str, Any], roles: Roles | None) -> list[str]:
-    """Returns lines about the best test so far, and the last training loss."""
     lines = []
     if best := dict(progress.get("best") or {}):
         step, epoch = int(best.pop("step", 0)), best.pop("epoch", None)

@@ -14,7 +14,6 @@ from typing import Any
 from dlrm.command_line import missing_extra
 
 _PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server's first answer
-_MLFLOW_EXPERIMENT = "dlrm"
 _MLFLOW_PARAM = 500  # characters of a flag's value, accepted by servers of all versions
 
 
@@ -35,14 +34,14 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def file(self, path: Path) -> None:
-        if path.suffix == ".png":
-            from tensorboardX.proto.summary_pb2 import Summary
-
-            image = Summary.Image(encoded_image_string=path.read_bytes())
-            summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
-            self._writer.file_writer.add_summary(summary, 0)
-        else:
+        if path.suffix != ".png":
             self._writer.add_text(path.name, path.read_text(encoding="utf-8"))
+            return
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        image = Summary.Image(encoded_image_string=path.read_bytes())
+        summary = Summary(value=[Summary.Value(tag=path.stem, image=image)])
+        self._writer.file_writer.add_summary(summary, 0)
 
     def close(self, outcome: str = "finished") -> None:
         self._writer.close()
@@ -58,10 +57,8 @@ class MLflow:
             with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_PATIENCE):
                 pass
         self._client = MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(_MLFLOW_EXPERIMENT)
-        number = (
-            found.experiment_id if found else self._client.create_experiment(_MLFLOW_EXPERIMENT)
-        )
+        found = self._client.get_experiment_by_name("dlrm")
+        number = found.experiment_id if found else self._client.create_experiment("dlrm")
         self._run = self._client.create_run(number, run_name=name).info.run_id
 
     def flags(self, values: Mapping[str, Any]) -> None:
@@ -110,8 +107,7 @@ class Tracker(threading.Thread):
     def run(self) -> None:
         """Calls the adapter until it is closed."""
         try:
-            adapter = self._connect()
-            method = ""
+            adapter, method = self._connect(), ""
             while method != "close":
                 method, arguments = self._calls.get()
                 getattr(adapter, method)(*arguments)
@@ -129,13 +125,7 @@ class Tracker(threading.Thread):
 def open_trackers(
     tensorboard: str | None, mlflow: str | None, run: str, say: Callable[[str], object]
 ) -> list[Tracker]:
-    """Returns the requested trackers.
-
-    Args:
-        tensorboard: directory of events, or None.
-        mlflow: URI of a server or a store, or None.
-        say: called with a line if a tracker fails.
-    """
+    """Returns the requested trackers: of a directory of events, and of the URI of a store."""
     found = []
     if tensorboard:
         found.append(Tracker("tensorboard", lambda: TensorBoard(tensorboard), say))

@@ -12,7 +12,8 @@ from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint import describe
-from dlrm.train.checkpoints.checkpoint import Checkpoint, check_unchanged
+from dlrm.tasks.run import check_unchanged
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.optim.base import set_learning_rate
