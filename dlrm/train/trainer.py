@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,9 +110,9 @@ class Trainer:
         """Returns the learning rate of a step by the schedule alone."""
         return self.schedule(step - self.progress.first_step * self._schedule_restarts)
 
-    def resume(self, path: Path) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
-        saved = Checkpoint(path).load(self.parameters, self.world, resume=True)
+        saved = checkpoint.load(self.parameters, self.world, resume=True)
         self.progress.restore(saved)
         self._report.resume()
         if self.checkpoints:
