@@ -330,7 +330,8 @@ def _new_folder(final: Path) -> Path:
 def tidy_leftovers(directory: Path) -> None:
     """Removes what killed processes left of any entry of a directory, as they wrote or removed it.
 
-    An entry whose replacement stopped between two renames is restored first. No other process may write there at the same time.
+    An entry whose replacement stopped between two renames is restored first. No other process may
+    write there at the same time.
     """
     for path in directory.glob(".*-[0-9a-f]*"):
         if left := re.fullmatch(r"\.(.+)\.(?:partial|removed)-[0-9a-f]+", path.name):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show, text_of
+from dlrm.command_line import exit_code_of, raise_file_limit, say_error, show, text_of
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig

@@ -20,6 +20,7 @@ from dlrm.files import (
     check_local,
     check_replaceable,
     make_directories,
+    tidy_leftovers,
     write_array,
     write_atomically,
 )
@@ -122,6 +123,26 @@ def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     killed = subprocess.run([sys.executable, "-c", code, str(final)], check=False)
     assert killed.returncode == 3
     assert not final.exists()
+
+
+def test_an_entry_whose_replacement_was_killed_is_restored(tmp_path):
+    final = tmp_path / "dataset"
+    final.mkdir()
+    (final / "file").write_text("old")
+    write_manifest(final, "dataset")
+    code = (
+        "import os, pathlib, sys; from dlrm import files\n"
+        "files.exchange = lambda one, other: False\n"
+        "with files.atomic_directory(sys.argv[1], replace=True) as staging:\n"
+        "    rename = pathlib.Path.rename\n"
+        "    pathlib.Path.rename = lambda *paths: os._exit(3 + rename(*paths).exists())\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(final)], check=False)
+    assert killed.returncode == 4
+    assert not final.exists()
+    tidy_leftovers(tmp_path)
+    assert names(tmp_path) == ["dataset"]
+    assert (final / "file").read_text() == "old"
 
 
 def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
