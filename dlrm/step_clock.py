@@ -56,11 +56,9 @@ def undivided(step: Callable[[Any], T]) -> Callable[[Any], T]:
     return run
 
 
-def step_clock(device: str, steps_of_lap: int) -> "StepClock":
+def of_device(device: str, steps_of_lap: int) -> "StepClock":
     """Returns the clock of a device; see `DeviceStepClock`."""
-    if device.startswith("cuda"):
-        return DeviceStepClock(device, steps_of_lap)
-    return StepClock()
+    return DeviceStepClock(device, steps_of_lap) if device.startswith("cuda") else StepClock()
 
 
 class StepClock:

@@ -18,7 +18,7 @@ from dlrm.serving.network import platforms
 from dlrm.tasks import config
 from dlrm.train.checkpoints import nvidia
 from dlrm.train.optim import config as optim
-from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.vision import blocks, config as vision, efficientnet, resnet
 
@@ -42,7 +42,6 @@ NAMES = {
     "feature orders": (checkpoint.FEATURE_ORDERS, nvidia.FEATURE_ORDERS),
     "paddings": (checkpoint.PADDINGS, nvidia.PADDINGS),
     "rows of a draft": ((DraftConfig.rows,), (SAMPLE_ROWS,)),
-    "optimizers of networks": (optim.NETWORK_OPTIMIZER_NAMES, NETWORK_OPTIMIZERS),
 }
 
 

@@ -22,7 +22,6 @@ from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import RowOptimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import one_after_another
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
@@ -118,14 +117,11 @@ class Recommendation(ClickTask):
             rows = self.model.rows(batch.categorical, batch.lengths)  # of the wide term, too
             self._deferring.catch_up(rows)
 
-    def accumulate(
-        self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
-    ) -> Tensor:
-        parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
-        gradients = scaler.gradients_of(self.loss)
+    def gradients_of(self, first: Batch, scaler: LossScaler) -> Callable[[Batch], Tensor]:
+        parameters = None if scaler.scale is not None else self._gradient_parameters(first)
         if parameters:
-            gradients = partial(self._gradients, parameters)
-        return one_after_another(gradients, batches, before_last)
+            return partial(self._gradients, parameters)
+        return super().gradients_of(first, scaler)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""

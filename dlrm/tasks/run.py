@@ -304,7 +304,7 @@ class Run:
         frozen = self.work.frozen
         with agreed(world, ValueError, OSError):
             check_unchanged(last, frozen(Checkpoint(last).config), frozen(trainer.run))
-        trainer.resume(last)
+        trainer.resume(Checkpoint(last))
         self.log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
         return True
 

@@ -1,8 +1,9 @@
 """Stages of a network: recomputed activations, and parts of a pipeline."""
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,16 +20,10 @@ def recompute(stages: Mapping[str, nn.Module]) -> None:
     for stage in stages.values():
         if any(True for _ in stage.parameters()):
             norms = [module for module in stage.modules() if isinstance(module, _BatchNorm)]
-            stage.forward = functools.partial(  # type: ignore[method-assign]
-                checkpoint,
-                stage.forward,
-                use_reentrant=False,
-                context_fn=functools.partial(_contexts, norms),
+            contexts = partial(lambda norms: (nullcontext(), _statistics_kept(norms)), norms)
+            stage.forward = partial(  # type: ignore[method-assign]
+                checkpoint, stage.forward, use_reentrant=False, context_fn=contexts
             )
-
-
-def _contexts(norms: Iterable[_BatchNorm]):
-    return nullcontext(), _statistics_kept(norms)
 
 
 @contextmanager
@@ -79,7 +74,4 @@ def partition(stages: Mapping[str, nn.Module], splits: Sequence[str]) -> list[di
             f"stages, and not the first, {names[0]}"
         )
     bounds = [0, *starts, len(names)]
-    return [
-        {name: stages[name] for name in names[begin:end]}
-        for begin, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [{name: stages[name] for name in names[b:e]} for b, e in pairwise(bounds)]

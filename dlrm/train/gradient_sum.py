@@ -55,7 +55,8 @@ class GradientSum:
             if last is None or last.bytes >= _BUCKET_BYTES or last.dtype != parameter.dtype:
                 last = _Bucket(parameter.dtype, world)
                 self._buckets.append(last)
-            last.add(parameter)
+            last.parameters.append(parameter)
+            last.bytes += parameter.nbytes
             parameter.register_post_accumulate_grad_hook(self._arrived)
         if not self._buckets or self._buckets[-1].dtype != torch.float32:
             self._buckets.append(_Bucket(torch.float32, world))
@@ -70,11 +71,7 @@ class GradientSum:
     def wait(self, beside: Tensor | None = None) -> Tensor | None:
         """Replaces every gradient by the sum over the ranks; a missing gradient counts as zeros.
 
-        Args:
-            beside: numbers of this rank to sum as well, float32 `[count]`, or None on all ranks.
-
-        Returns:
-            Their sums over the ranks, or None.
+        Returns the sums of the numbers `beside`, float32 `[count]`, or None if all ranks have none.
         """
         self._armed, sums = False, beside
         for bucket in self._buckets[self._next :]:
@@ -95,16 +92,12 @@ class GradientSum:
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, optionally followed by other numbers."""
+    """Parameters whose gradients travel together, the last bucket's followed by other numbers."""
 
     def __init__(self, dtype: torch.dtype, world: World):
         self.dtype, self.bytes, self.missing = dtype, 0, 0
         self._group = world.gradients or world.group
         self.parameters: list[Tensor] = []
-
-    def add(self, parameter: Tensor) -> None:
-        self.parameters.append(parameter)
-        self.bytes += parameter.numel() * parameter.element_size()
 
     def send(self, beside: Tensor | None = None) -> None:
         parts = [_flat_gradient(parameter) for parameter in self.parameters]
@@ -129,9 +122,7 @@ class _Bucket:
 
 def _flat_gradient(parameter: Tensor) -> Tensor:
     """Returns the gradient in the parameter's memory order; zeros if it has none."""
-    grad = parameter.grad
-    if grad is None:
-        return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if grad.stride() != parameter.stride():
         grad = torch.empty_like(parameter).copy_(grad)
     return grad.as_strided((parameter.numel(),), (1,))

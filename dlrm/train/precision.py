@@ -1,7 +1,7 @@
 """Mixed precision: the dtype of products, the static loss scale, clipping."""
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,17 +25,14 @@ def autocast(config: PrecisionConfig, device: str) -> AbstractContextManager:
     return torch.autocast(device.split(":")[0], dtype, cache_enabled=False)
 
 
-def loss_scaler(
-    config: PrecisionConfig,
-    device: str,
-    max_grad_norm: float | None = None,
-    parts: World = World(),
-    counted_elsewhere: Iterable[Tensor] = (),
-) -> "LossScaler":
-    """Returns the loss scaler of a device: with the static scale under fp16, else without."""
+def loss_scaler(config: PrecisionConfig, device: str, *others: Any) -> "LossScaler":
+    """Returns the loss scaler of a device, with the static scale under fp16, else without.
+
+    The other arguments are those of `LossScaler`.
+    """
     half = config.dtype(device) == torch.float16
     scale = torch.tensor(config.loss_scale, device=device) if half else None
-    return LossScaler(scale, max_grad_norm, parts, counted_elsewhere)
+    return LossScaler(scale, *others)
 
 
 class LossScaler:
@@ -80,26 +77,11 @@ class LossScaler:
         """Computes the gradients of the scaled loss."""
         loss.backward(None if self.scale is None else self.scale.expand_as(loss))
 
-    def gradients_of(self, loss: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """Returns a function that adds a batch's gradients, and returns its loss."""
-
-        def gradients(batch: Any) -> Tensor:
-            value = loss(batch)
-            self.backward(value)
-            return value.detach()
-
-        return gradients
-
     def of_tables(self, optimizers: Iterable[Optimizer], device: str) -> Tensor | None:
         """Returns numbers about this rank's sparse gradients, which ranks sum before `step`.
 
-        Args:
-            optimizers: as for `step`; a rank may have none.
-            device: device of the result.
-
-        Returns:
-            Whether a gradient is infinite or NaN, as 0 or 1, and the squared 2-norm, float32 `[2]`;
-            None on all ranks if `step` needs neither.
+        They are whether a gradient is infinite or NaN, as 0 or 1, and the squared 2-norm, float32
+        `[2]`, on the device; or None on all ranks if `step` needs neither.
         """
         if self.scale is None and self.max_grad_norm is None:
             return None
@@ -124,7 +106,7 @@ class LossScaler:
                 rank's.
         """
         optimizers = list(optimizers)
-        if not optimizers:  # if all is frozen, there is nothing to update
+        if not optimizers:  # all is frozen
             return
         if tables is None:
             device = optimizers[0].param_groups[0]["params"][0].device
@@ -153,11 +135,10 @@ class LossScaler:
                 optimizer.step()
 
     def _mark(self, values: tuple[Tensor, ...] | list[Tensor], found_inf: Tensor) -> None:
-        """Sets `found_inf` to 1 if a value is infinite or NaN, in one launch on a GPU."""
+        # One launch on a GPU.
         torch._amp_foreach_non_finite_check_and_unscale_(values, found_inf, self._one)
 
     def _norm(self, optimizers: list[Optimizer], squares: Tensor) -> Tensor:
-        """Returns the 2-norm of the dense gradients of all parts and the tables' `squares`."""
         found = _gradients(optimizers, self._counted_elsewhere)
         grads = [grad.float() for grad in found if not grad.is_sparse]
         dense = torch.zeros_like(squares)  # torch's norm of no tensors is on the CPU
@@ -176,7 +157,6 @@ def _summed_rows(grad: Tensor) -> Tensor:
 
 
 def _gradients(optimizers: Iterable[Optimizer], without: Container[int] = ()) -> list[Tensor]:
-    """Returns the gradients of all weights except those with these ids."""
     return [
         weight.grad
         for optimizer in optimizers

@@ -6,7 +6,6 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, schedule
 
 LEAST_WARMUP = 5  # steps until libraries have chosen their kernels and graphs are recorded
-_LONGEST = 10  # number of printed operators
 
 
 class StepProfiler:
@@ -46,10 +45,8 @@ class StepProfiler:
     def finish(self) -> None:
         """Prints a note if the run was too short for the recording."""
         if self._done < self._warmup + self._steps:
-            self._line(
-                f"note: no profile: --profile {self._steps} follows {self._warmup} steps of "
-                f"warm-up, and the run took {self._done}"
-            )
+            follows = f"--profile {self._steps} follows {self._warmup} steps of warm-up"
+            self._line(f"note: no profile: {follows}, and the run took {self._done}")
 
     def close(self) -> None:
         """Ends a running recording, without a report."""
@@ -59,7 +56,7 @@ class StepProfiler:
     def _report(self, done: profile) -> None:
         self._line(f"operators that took longest in {self._steps} steps:")
         order = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
-        for line in done.key_averages().table(sort_by=order, row_limit=_LONGEST).splitlines():
+        for line in done.key_averages().table(sort_by=order, row_limit=10).splitlines():
             self._line(line)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,9 @@ from torch import Tensor
 from dlrm import ops
 from dlrm.distributed import OtherRankError, World, agreed, all_sum
 from dlrm.step_clock import PARTS, StepClock
-from dlrm.train.checkpoints.directory import CheckpointDirectory
-from dlrm.train.config import TrainConfig
-from dlrm.train.log import RunLog
-from dlrm.train.precision import LossScaler
+
+if TYPE_CHECKING:
+    from dlrm.train.trainer import Trainer
 
 _CURVE_POINTS = 50
 
@@ -133,30 +132,21 @@ class StepReport:
 
     The sums, and the points of the curve, stay on the device until a line, a test or a checkpoint
     needs them. A loss that is NaN or infinite ends the run.
-
-    Args:
-        scaler: counts the skipped steps.
-        checkpoints: error messages name the last one; None if nothing is saved.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        world: World,
-        log: RunLog,
-        clock: Stopwatch,
-        scaler: LossScaler,
-        checkpoints: CheckpointDirectory | None,
-    ) -> None:
-        self._progress, self._world, self._log = progress, world, log
-        self._clock, self._scaler, self._checkpoints = clock, scaler, checkpoints
-        self._sums = torch.zeros(2, device=world.device)  # since the last line, and the last point
+    def __init__(self, trainer: "Trainer", clock: Stopwatch) -> None:
+        self._trainer, self._progress, self._clock = trainer, trainer.progress, clock
+        self._world, self._log, self._scaler = trainer.world, trainer.log, trainer.scaler
+        self._sums = torch.zeros(
+            2, device=trainer.world.device
+        )  # since the last line, and the last point
         self._points: list[tuple[int, int, Tensor]] = []  # step, steps and sum, if not read yet
         self._finite_step = 0  # no loss up to this step was infinite or NaN
 
-    def start(self, config: TrainConfig, steps_per_epoch: int, advice: Mapping[str, str]) -> None:
-        """Begins a training whose lines are due by a configuration; see `Trainer` for `advice`."""
-        self._config, self._steps_per_epoch, self._advice = config, steps_per_epoch, advice
+    def start(self, steps_per_epoch: int) -> None:
+        """Begins a training."""
+        config = self._config = self._trainer.config
+        self._steps_per_epoch = steps_per_epoch
         self._total = config.num_steps(steps_per_epoch)
         self._stride = -(-self._total // _CURVE_POINTS)
         self._clock.start(config.benchmark_warmup_steps)
@@ -201,7 +191,7 @@ class StepReport:
         log.console.point(done, mean, step_time, samples / steps, rate, self._scaler.report())
         log.step(epoch, index, {"loss": mean, "step_time": step_time, "lr": rate}, of_run)
         if self._config.verdict and (shares := self._shares()):
-            log.console.time(shares, seconds, self._advice)
+            log.console.time(shares, seconds, self._trainer.advice)
             named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
             log.step(epoch, index, named, of_run)
         self._progress.history.append({"step": of_run, "loss": mean, "lr": rate})
@@ -235,7 +225,8 @@ class StepReport:
         """Ends the run on a NaN or infinity; `value` is the same on all ranks."""
         if math.isfinite(value):
             return
-        last = self._checkpoints.last() if self._checkpoints else None
+        checkpoints = self._trainer.checkpoints
+        last = checkpoints.last() if checkpoints else None
         if self._world.rank:
             raise OtherRankError("rank 0 names it")
         kept = f"The last checkpoint is {last}." if last else "There is no checkpoint."

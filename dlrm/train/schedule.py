@@ -54,8 +54,8 @@ class ScheduleConfig:
         _check_end("decay_end_lr", self.decay_end_lr, self.lr)
         if self.warmup and self.schedule == "nvidia":
             raise ValueError(
-                f"--warmup {self.warmup} needs --schedule {', '.join(SCHEDULES[1:-1])} or "
-                f"{SCHEDULES[-1]}; --schedule nvidia takes --warmup_steps"
+                f"--warmup {self.warmup} needs --schedule constant, linear or cosine; --schedule "
+                "nvidia takes --warmup_steps"
             )
         if self.warmup >= 1 and self.warmup_unit == "run":
             raise ValueError(f"--warmup {self.warmup}: expected a share of the run, below 1")
@@ -75,9 +75,8 @@ class ScheduleConfig:
         """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
         if self.schedule == "nvidia":
             return partial(learning_rate, self)
-        warmup = self.warmup, self.warmup_unit
-        curve = CurveConfig(self.schedule, self.lr, *warmup, lr_end=self.decay_end_lr)
-        return curve.rates(num_steps, steps_per_epoch)
+        shape = self.schedule, self.lr, self.warmup, self.warmup_unit
+        return CurveConfig(*shape, lr_end=self.decay_end_lr).rates(num_steps, steps_per_epoch)
 
     @property
     def decay_start(self) -> int:
@@ -118,8 +117,7 @@ def short_run_advice(
     It names flags that fit: a twentieth of the run to warm up, the second half to decay.
 
     Args:
-        by_default: rate and optimizers are the defaults, which do not fit a short run either: the
-            default rate ruins the weights on its plateau.
+        by_default: rate and optimizers are the defaults, which do not fit a short run either.
         recipe: the run can have `--recipe auto`, which is then named first.
     """
     if config.schedule != "nvidia" or num_steps >= config.warmup_steps:

@@ -63,18 +63,23 @@ class Task:
         Args:
             before_last: called before the last micro-batch, which completes the gradients.
         """
-        return one_after_another(scaler.gradients_of(self.loss), batches, before_last)
+        losses, gradients = [], self.gradients_of(batches[0], scaler)
+        for batch in batches:
+            if batch is batches[-1]:
+                before_last()
+            losses.append(gradients(batch))
+        return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
+    def gradients_of(self, first: Any, scaler: LossScaler) -> Callable[[Any], Tensor]:
+        """Returns a function that adds a micro-batch's gradients, and returns its loss.
 
-def one_after_another(
-    gradients: Callable[[Any], Tensor],
-    batches: Sequence[Any],
-    before_last: Callable[[], object],
-) -> Tensor:
-    """Does the same as `Task.accumulate` by a function that adds a micro-batch's gradients."""
-    losses = []
-    for batch in batches:
-        if batch is batches[-1]:
-            before_last()
-        losses.append(gradients(batch))
-    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        Args:
+            first: the first micro-batch of a step.
+        """
+
+        def gradients(batch: Any) -> Tensor:
+            loss = self.loss(batch)
+            scaler.backward(loss)
+            return loss.detach()
+
+        return gradients

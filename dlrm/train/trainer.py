@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,26 +93,21 @@ class Trainer:
         if task.recorder:
             self._update = step_clock.undivided(GraphedCallable(self._updated, task.recorder))
         device = world.device if config.verdict else "cpu"  # where nothing is recorded
-        parts = step_clock.step_clock(device, config.print_freq)
-        self._clock = Stopwatch(world.device, parts)
-        reported = self.progress, world, self.log, self._clock, self.scaler, checkpoints
-        self._report = StepReport(*reported)
+        self._clock = Stopwatch(world.device, step_clock.of_device(device, config.print_freq))
+        self._report = StepReport(self, self._clock)
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
-        rate = self.scheduled(step)
-        if not self.progress.drops:
-            return rate
         drops = sum(drop < step for drop in self.progress.drops)
-        return rate * self.config.plateau_factor**drops
+        return self.scheduled(step) * self.config.plateau_factor**drops
 
     def scheduled(self, step: int) -> float:
         """Returns the learning rate of a step by the schedule alone."""
         return self.schedule(step - self.progress.first_step * self._schedule_restarts)
 
-    def resume(self, path: Path) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
-        saved = Checkpoint(path).load(self.parameters, self.world, resume=True)
+        saved = checkpoint.load(self.parameters, self.world, resume=True)
         self.progress.restore(saved)
         self._report.resume()
         if self.checkpoints:
@@ -160,7 +154,7 @@ class Trainer:
         progress = self.progress
         total = progress.first_step + self.config.num_steps(len(train))
         evaluation = Evaluation(self, test, len(train), roles)
-        self._report.start(self.config, len(train), self.advice)
+        self._report.start(len(train))
         stopped, reached = False, self._has_reached(evaluation)
         if progress.step >= total:
             self.log.line(f"all {total} steps are done already; there is nothing left to train")
@@ -205,7 +199,7 @@ class Trainer:
         return stopped
 
     def _called(self, function: OnStep | None) -> bool:
-        """Calls a function with the last entry of the history; returns whether it is to end."""
+        """Calls a function with the last entry of the history; returns whether to end."""
         if function is None:
             return False
         self._clock.pause()

@@ -14,8 +14,11 @@ from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.config import NetworkOptimizerConfig, OptimizerConfig
-from dlrm.train.optim.dense import NETWORK_OPTIMIZERS
+from dlrm.train.optim.config import (
+    NETWORK_OPTIMIZER_NAMES,
+    NetworkOptimizerConfig,
+    OptimizerConfig,
+)
 from dlrm.train.precision import LossScaler
 from dlrm.vision import augmentation as augment
 from dlrm.vision.loader import GeneratedImages, ImageLoader
@@ -124,7 +127,7 @@ def test_no_step_of_a_dlrm_copies_between_devices(options, fake):
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     [
-        *((PreTraining, optimizer) for optimizer in NETWORK_OPTIMIZERS),
+        *((PreTraining, optimizer) for optimizer in NETWORK_OPTIMIZER_NAMES),
         (QuestionAnswering, "sgd"),
         (SequenceClassification, "sgd"),
     ],

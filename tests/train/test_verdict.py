@@ -71,6 +71,14 @@ def test_steps_without_waits_are_compute_bound(tmp_path, capsys):
     assert ": compute-bound" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("clock")
+def test_steps_that_take_no_time_have_no_verdict(capsys):
+    trainer(Line(), print_freq=4).fit(Points(), Points(2))
+    out = capsys.readouterr().out
+    assert out.count("Epoch:[") == 3
+    assert "\ntime: " not in out
+
+
 def test_parts_of_a_device_add_up(tmp_path, device, capsys):
     with RunLog(tmp_path / "log.json") as log:
         run = trainer(Line(device=device), log, print_freq=4)

@@ -1,4 +1,4 @@
-"""The registries of optimizers of dense parameters, and torch's with less work for the host.
+"""Optimizers of dense parameters, and torch's with less work for the host.
 
 Checkpoints store these under the names of torch's classes, with the same state.
 """
@@ -41,8 +41,25 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = _groups(trained, config.weight_decay, config.decay_norm_and_bias)
-    lr = torch.zeros((), device=trained[0].device)
-    return NETWORK_OPTIMIZERS[config.optimizer](groups, lr, config)
+    lr, kind, eps = (
+        torch.zeros((), device=trained[0].device),
+        config.optimizer,
+        config.optimizer_eps,
+    )
+    if kind == "lamb":
+        return Lamb(groups, lr, config.lamb_flavor, eps or 1e-6)
+    if kind == "rmsprop_tf":
+        return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps or 1e-3)
+    if kind in ("adam", "adamw"):
+        make = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+        return make(groups, lr=lr, eps=eps or 1e-8, fused=True)
+    momentum = 0.0 if kind == "sgd" else config.momentum
+    nesterov = kind == "nesterov" and momentum > 0
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    # torch leaves momentum uninitialized if the very first step is skipped for an overflow.
+    for weight in [weight for group in groups for weight in group["params"]] if momentum else []:
+        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+    return sgd
 
 
 def _groups(parameters: Sequence[Tensor], weight_decay: float, decay_all: bool) -> ParameterGroups:
@@ -155,38 +172,8 @@ class RMSpropTF(LossScaled, Optimizer):
                     tensor.copy_(torch.where(torch.eq(self.found_inf, 0), tensor, old))
 
 
-def _sgd(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    momentum = 0.0 if config.optimizer == "sgd" else config.momentum
-    nesterov = config.optimizer == "nesterov" and momentum > 0
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    # torch leaves momentum uninitialized if the very first step is skipped for an overflow.
-    for weight in [weight for group in groups for weight in group["params"]] if momentum else []:
-        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
-    return sgd
-
-
-def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    eps = config.optimizer_eps or 1e-3
-    return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
-
-
-def _adam(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    return make(groups, lr=lr, eps=config.optimizer_eps or 1e-8, fused=True)
-
-
-def _lamb(groups: ParameterGroups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    return Lamb(groups, lr, config.lamb_flavor, config.optimizer_eps or 1e-6)
-
-
 CLICK_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
     "adagrad": Adagrad,
     "adam": Adam,
-}
-NETWORK_OPTIMIZERS = {
-    **dict.fromkeys(("sgd", "momentum", "nesterov"), _sgd),
-    **dict.fromkeys(("adam", "adamw"), _adam),
-    "rmsprop_tf": _rmsprop_tf,
-    "lamb": _lamb,
 }

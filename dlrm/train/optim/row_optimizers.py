@@ -170,29 +170,26 @@ class _MissedSteps:
 
     Attributes:
         done: number of steps that each row has had, `[rows]` int32.
+        numbers: of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_rules`.
     """
 
     def __init__(self, weight: Tensor, rule: RowRule):
         self.done = torch.zeros(len(weight), dtype=torch.int32, device=weight.device)
-        self._numbers = torch.empty(64, len(rule.per_step), dtype=rule.steps_dtype)
-        self._count = 0
-
-    @property
-    def numbers(self) -> Tensor:
-        """The numbers of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_rules`."""
-        return self._numbers[: self._count]
+        self._memory = torch.empty(64, len(rule.per_step), dtype=rule.steps_dtype)
+        self.numbers = self._memory[:0]
 
     def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:
         """Adds a step, which the rows of its batch have already had."""
-        if self._count == len(self._numbers):
-            self._numbers = torch.cat([self._numbers, torch.empty_like(self._numbers)])
-        self._numbers[self._count] = torch.tensor(numbers, dtype=self._numbers.dtype)
-        self._count += 1
-        self.done[rows] = self._count
+        count = len(self.numbers) + 1
+        if count > len(self._memory):
+            self._memory = torch.cat([self._memory, torch.empty_like(self._memory)])
+        self._memory[count - 1] = torch.tensor(numbers, dtype=self._memory.dtype)
+        self.numbers = self._memory[:count]
+        self.done[rows] = count
 
     def restart(self) -> None:
         self.done.zero_()
-        self._count = 0
+        self.numbers = self._memory[:0]
 
 
 class RowSGD(RowOptimizer):
