@@ -201,6 +201,10 @@ class ConfigFlags:
                 self._check_paths(name, value)
             values = {name: self._typed(name, flag.value) for name, flag in named.items()}
             values |= {name: self._typed(name, value) for name, value in placed.items()}
+        except UnicodeDecodeError as error:  # absl reads files of flags as text
+            raise UsageError(
+                f"--flagfile: expected text in UTF-8, got byte {error.start}"
+            ) from None
         except (flags.Error, ValueError, OSError) as error:
             raise UsageError(str(error).removeprefix("ERROR:: ")) from None
         for name in self.settings:
