@@ -50,18 +50,21 @@ def exit_code_of(
         hint: text for a stopped command: the files that it leaves, and how to resume it.
     """
     name_standard_output()
-    with terminable():
+    with terminable() as stops:
         try:
             try:
                 return act() or 0
             finally:
                 flush_output()
-        except errors as error:
-            return say_error(error, code)
         except (KeyboardInterrupt, Terminated) as stop:
-            is_sigterm = isinstance(stop, Terminated)
-            word, number = ("terminated", 143) if is_sigterm else ("interrupted", 130)
-            return say_error(f"{word}; {hint}" if hint else word, number)
+            stops.append(stop)
+        except Exception as error:
+            if not stops and isinstance(error, errors):
+                return say_error(error, code)
+            if not stops:  # a library raises its own error in the place of a signal's
+                raise
+    word, number = ("terminated", 143) if isinstance(stops[0], Terminated) else ("interrupted", 130)
+    return say_error(f"{word}; {hint}" if hint else word, number)
 
 
 class _StandardOutput(io.FileIO):
@@ -215,18 +218,22 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def terminable(at_once: bool = False) -> Iterator[None]:
+def terminable(at_once: bool = False) -> Iterator[list[BaseException]]:
     """Makes SIGTERM raise `Terminated` within the block, so that unfinished output is removed.
 
     Others within the next seconds are ignored, so that they do not interrupt the removal. At the
     end the former handlers are restored, unless the block has left one of its own. In threads other
     than the main one, which cannot handle signals, the block runs as it is.
 
+    Yields:
+        What SIGTERM and Ctrl-C have raised so far.
+
     Args:
         at_once: whether SIGTERM ends the process as if it were not handled.
     """
+    raised: list[BaseException] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield raised
         return
     arrived = -math.inf
 
@@ -234,14 +241,19 @@ def terminable(at_once: bool = False) -> Iterator[None]:
         nonlocal arrived
         if time.monotonic() > arrived + _REMOVAL_SECONDS:  # Python may have dropped the first
             arrived = time.monotonic()
-            raise Terminated(128 + signal.SIGTERM)
+            raised.append(Terminated(128 + signal.SIGTERM))
+            raise raised[-1]
+
+    def interrupted(*_: object) -> None:
+        raised.append(KeyboardInterrupt())
+        raise raised[-1]
 
     handler = signal.SIG_DFL if at_once else stop
     interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGTERM, handler)
     if interrupt != signal.SIG_IGN:  # as of a shell's background job
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupted)
     try:
-        yield
+        yield raised
     finally:
         signal.signal(signal.SIGINT, interrupt)
         if signal.getsignal(signal.SIGTERM) is handler:
@@ -253,16 +265,36 @@ def importing() -> Iterator[None]:
     """Pauses garbage collection while a command imports torch and its own modules.
 
     They make hundreds of thousands of objects that stay, and the collector would look through them
-    again and again: a tenth of the time of importing torch, and later.
+    again and again: a tenth of the time of importing torch, and later. Signals that raise are
+    handled at the end, since the native part of torch would drop what they raise.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with _signals_later():
+            yield
         gc.freeze()
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    arrived: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
 
 
 def later(module: str) -> Callable[..., Any]:

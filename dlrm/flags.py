@@ -252,7 +252,7 @@ class ConfigFlags:
             raise ValueError(self._unknown(error.flagname)) from None
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._flags)
+        near = [one for one in difflib.get_close_matches(name, self._flags) if one != name]
         asked = f". Did you mean: {', '.join(near)} ?" if near else ""  # in absl's words
         return f"Unknown command line flag {brief(name)}{asked}"
 
@@ -278,12 +278,13 @@ class ConfigFlags:
                 if key not in self.settings or key in self.positional:
                     raise ValueError(self._unknown(str(key)))
                 is_switch = isinstance(value, bool) and self._types[key] is not bool
-                if is_switch or isinstance(value, dict):
+                is_several = isinstance(value, list) and get_origin(self._types[key]) is not tuple
+                if is_switch or is_several or isinstance(value, dict):
                     raise ValueError(f"--{key} {brief(value)}: expected a value; a text has quotes")
                 if key not in given and value is not None:
                     is_list = isinstance(value, list)
                     self._flags[key].parse([*map(str, value)] if is_list else str(value))
-                    self._typed(key, self._flags[key].value)
+                    self.settings[key].check(key, self._typed(key, self._flags[key].value))
             except (flags.Error, ValueError) as error:
                 line = line_of_key(path, str(key))
                 raise ValueError(f"{path}: {f'line {line}: ' if line else ''}{error}") from None

@@ -233,6 +233,32 @@ def test_errors_that_have_their_path_or_are_of_reading_are_kept(tmp_path):
         assert raised.value is error
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_a_command_is_imported_is_handled_afterward(number, code, capsys):
+    done = []
+
+    def act():
+        with importing():
+            os.kill(os.getpid(), number)
+            done.append("imported")
+        done.append("run")
+
+    assert exit_code_of(act) == code
+    assert done == ["imported"]
+    assert capsys.readouterr().err in ("error: terminated\n", "error: interrupted\n")
+
+
+def test_an_error_of_a_library_in_the_place_of_a_signal_is_none(capsys):
+    def act():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            raise RuntimeError("export failed") from None
+
+    assert exit_code_of(act) == 143
+    assert capsys.readouterr().err == "error: terminated\n"
+
+
 def test_nothing_is_collected_while_a_command_is_imported():
     assert gc.isenabled()
     with importing():

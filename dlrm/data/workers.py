@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 InOrder = Callable[[Callable, Iterable], Iterator]
-_SECONDS = 10  # for a process to end by itself
 
 
 @contextmanager
@@ -68,9 +69,8 @@ def process_pool(processes: int, forked: bool = False) -> ProcessPoolExecutor:
         resource_tracker.ensure_running()  # it frees semaphores after a `kill -9`
     finally:
         sys.warnoptions.pop()
-    if forked and sys.platform == "linux" and threading.active_count() == 1:
-        return ProcessPoolExecutor(processes, _ForkContext(), _begin)
-    return ProcessPoolExecutor(processes, _Context(), _begin)
+    is_copied = forked and sys.platform == "linux" and threading.active_count() == 1
+    return ProcessPoolExecutor(processes, _context(is_copied), _begin)
 
 
 class _WithoutInterrupts:
@@ -85,31 +85,37 @@ class _WithoutInterrupts:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Process(_WithoutInterrupts, SpawnProcess):
+class _SpawnedProcess(_WithoutInterrupts, SpawnProcess):
     pass
-
-
-class _Context(SpawnContext):
-    Process = _Process
 
 
 class _ForkedProcess(_WithoutInterrupts, ForkProcess):
     pass
 
 
-class _ForkContext(ForkContext):
-    Process = _ForkedProcess
+def _context(forked: bool) -> Any:
+    """Returns a context with its `processes`, of which a pool learns a moment after their start."""
+    context: Any = ForkContext() if forked else SpawnContext()
+    make = _ForkedProcess if forked else _SpawnedProcess
+    context.processes = []
+
+    def remembered(*arguments: Any, **options: Any) -> BaseProcess:
+        context.processes.append(make(*arguments, **options))
+        process: BaseProcess = context.processes[-1]
+        return process
+
+    context.Process = remembered
+    return context
 
 
 def end_processes(pool: ProcessPoolExecutor) -> None:
     """Ends the processes of a pool, whatever they do."""
-    processes = list((pool._processes or {}).values())
+    context: Any = pool._mp_context
+    begun = [process for process in context.processes if process.pid]
     pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join(_SECONDS)
+    for process in begun:
         process.kill()
+    for process in begun:
         process.join()
 
 

@@ -92,7 +92,8 @@ def _run(values: Values) -> int:
         lock(output / ".lock", busy) as held_lock,
         open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
     ):
-        tidy_leftovers(output / DAYS)
+        for folder in (output / DAYS, *(output / DAYS).iterdir()):
+            tidy_leftovers(folder)  # of a step that was killed, also after its last change
         learner = _Learner(own, values, log, held_lock)
         new = learner.new_days()
         learner.finish()
@@ -199,7 +200,6 @@ class _Learner:
         judged = read_json(folder / JUDGED / "evaluation.json")["models"][0] if before else {}
         metrics = {name: judged.get(name, {}).get("value") for name in _METRICS}
         record = {"name": name, "rows": rows, "clicks": clicks, "judged": metrics}
-        tidy_leftovers(folder)  # of a step that was killed after its last change
         write_atomically(folder / LEARNED, sealed_json(record))
         self.days.append(record)
 

@@ -7,7 +7,9 @@ import time
 import forked
 import pytest
 
-from dlrm.data.workers import workers
+from dlrm.command_line import exit_code_of
+from dlrm.data import workers as workers_module
+from dlrm.data.workers import end_processes, in_order, process_pool, workers
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -59,3 +61,32 @@ def test_ctrl_c_is_for_the_process_that_started_the_others(tmp_path):
     process.kill()
     assert process.exitcode == 130
     assert (tmp_path / "stderr").read_text() == ""
+
+
+def stop_as_a_process_starts(forked):
+    """Gets SIGTERM when the first process has begun, before its pool knows of it."""
+    start = workers_module._WithoutInterrupts.start
+
+    def stopped(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    workers_module._WithoutInterrupts.start = stopped
+
+    def act():
+        pool = process_pool(2, forked)
+        try:
+            list(in_order(pool, time.sleep, [1000.0, 1000.0], 2))
+        finally:
+            end_processes(pool)
+
+    sys.exit(exit_code_of(act))
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_process_that_starts_as_sigterm_arrives_ends_too(is_forked):
+    process = forked.CONTEXT.Process(target=stop_as_a_process_starts, args=(is_forked,))
+    process.start()
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 143
