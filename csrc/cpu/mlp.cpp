@@ -1,7 +1,5 @@
 #include "../mlp.h"
 
-#include <torch/csrc/stable/library.h>
-
 #include <optional>
 #include <tuple>
 
@@ -274,13 +272,9 @@ void add_runs(const float* sums, int64_t stride, int64_t runs, weight_t* to, int
 std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, const Tensor& kept,
                                  std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
                                  std::optional<Tensor> logit_bias, ScalarType dtype,
-                                 bool needs_inputs, bool needs_parameters) {
+                                 bool needs_inputs) {
   const Tensor grad = as_contiguous(grad_);
   const Tensor output = as_contiguous(output_);
-  DLRM_CHECK(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
-                 shape_of(grad) == shape_of(output),
-             "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
-             ", got ", shape_of(grad), " ", dtype_of(grad));
   const int64_t batch = output.size(0), width = weights[0].size(1);
   std::optional<LogitLayer> logit;
   if (logit_weight && logit_bias) {
@@ -290,8 +284,6 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
-    DLRM_CHECK(kept.numel() == places.units.size(), "mlp_backward: expected what mlp kept of this ",
-               "batch, ", places.units.size(), " values, got ", shape_of(kept));
     places.place(sizes, const_cast<float*>(kept.const_data_ptr<float>()));
     const int64_t runs = sizes.runs(), stride_of_last = sizes.layers.back().stride_of_sums;
     Units units;
@@ -325,7 +317,6 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
                  run * sizes.pass.rows_of_run, sizes.end_of(run));
       }
     });
-    if (!needs_parameters) return;
     const size_t count = weights.size();
     for (const Tensor& weight : weights) {
       found.push_back(allocate(weight, {weight.size(0), weight.size(1)}));
@@ -357,8 +348,3 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
 }
 
 }  // namespace dlrm
-
-STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
-  m.impl("mlp", TORCH_BOX(&dlrm::mlp));
-  m.impl("mlp_backward", TORCH_BOX(&dlrm::mlp_backward));
-}

@@ -11,7 +11,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.mlp import mlp
+from dlrm.model.layers.mlp import MLP
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -178,7 +178,7 @@ def launches(function):
 
 def test_checks_and_casts_of_many_tensors_are_one_launch_each():
     """On a GPU each costs the host and the device some microseconds."""
-    table, layers = embedding(), mlp(3, (8, 8, 4), 0, "layers", torch.float16)
+    table, layers = embedding(), MLP(3, (8, 8, 4), 0, "layers", torch.float16)
     optimizers = [
         table_optimizer("sgd", [table.weight]),
         dense_optimizer("sgd", layers.parameters()),
