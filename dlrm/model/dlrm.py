@@ -183,9 +183,11 @@ class DLRM(nn.Module):
             logits = torch.stack([logits, self._of_vectors(dense, embeddings)], -1)
         elif self.config.packed == 1 and not self.config.kinds:
             logits = logits.squeeze(1)
-        elif not self.training:
-            logits = mean_of_members(logits).squeeze(1)
-        return logits if added is None else logits + added.view(-1, *[1] * (logits.ndim - 1))
+        if added is not None:
+            logits = logits + added.view(-1, *[1] * (logits.ndim - 1))
+        if logits.ndim == 1 or self.training:
+            return logits
+        return mean_of_members(logits).squeeze(1)
 
     def _of_vectors(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         return torch.cat([score(dense, embeddings) for score in self.scores], 1)

@@ -30,12 +30,11 @@ def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         RuntimeError: shapes do not fit together.
     """
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    outputs, width = weight.shape  # oneDNN's own error does not name shapes
-    fits = inputs.dim() == 2 and inputs.shape[1] == width and bias.shape == (outputs,)
-    if in_graph or torch._C._are_functorch_transforms_active() or not fits:
+    if in_graph or torch._C._are_functorch_transforms_active() or inputs.dtype not in _DTYPES:
         return linear_relu_reference(inputs, weight, bias)
-    if inputs.dtype not in _DTYPES:
-        return linear_relu_reference(inputs, weight, bias)
+    outputs, width = weight.shape
+    if inputs.dim() != 2 or inputs.shape[1] != width or bias.shape != (outputs,):
+        return linear_relu_reference(inputs, weight, bias)  # whose error names the shapes
     return _LinearReLU.apply(inputs, weight, bias)
 
 

@@ -24,10 +24,11 @@ LARGE = DLRMConfig(  # the first table has four million values and the last has 
 LAYOUTS = [{"embedding_dtype": "fp32"}, {"embedding_dtype": "bf16"}]
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_table_has_the_values_of_one_draw(layout, num_threads, threads):
-    threads(num_threads)
+def test_a_table_has_the_values_of_one_draw(layout, threads):
+    torch.set_num_threads(threads)
     model = DLRM(dataclasses.replace(LARGE, **layout), seed=3)
     tables = model.embeddings.tables()
     assert [len(table) for table in tables] == [130_001, 5, 0]

@@ -469,13 +469,6 @@ CASES = [
         FLOATS[:2],
         close={"atol": 1e-4, "rtol": 1e-4},
         roundings=4,
-        drawn=st.tuples(
-            st.integers(0, 600),
-            st.integers(0, 70),
-            st.integers(0, 9),
-            st.lists(st.integers(1, 70), min_size=1, max_size=3),
-            st.lists(st.integers(1, 70), min_size=1, max_size=3),
-        ),
     ),
     OpCase(
         "linear_relu",
