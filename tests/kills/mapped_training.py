@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 
 from test_table_files import Run, assert_same
 
+from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
 
 
@@ -18,7 +19,7 @@ def train(folder, mapped):
     run.checkpoints.claim()
     last = last_checkpoint(folder / "run")
     if last is not None:
-        run.trainer.resume(last)
+        run.trainer.resume(Checkpoint(last))
     run.fit()
 
 

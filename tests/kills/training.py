@@ -101,7 +101,7 @@ def begin(run, config, keep, in_background=False, world=World(), after_step=lamb
         after_step=after_step,
     )
     if last := checkpoints.last():
-        task.trainer.resume(last)
+        task.trainer.resume(Checkpoint(last))
     batches = [ClickLoader(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
     return task.trainer, batches
 

@@ -351,13 +351,13 @@ WITH_WRITES = """
 import os, time
 from dlrm.train.checkpoints import writer as checkpoint_writer
 from dlrm.scripts import main
-write, saves = checkpoint_writer._write, set()
+write, saves = checkpoint_writer.write_blocks, set()
 def watched_write(path, *of):
-    saves.add(path.parts[-4] if path.parent.name == "tables" else path.parts[-3])
+    saves.add(path.parent.parent)
     if len(saves) == 2 and os.environ["RANK"] == "1":
         {act}
     return write(path, *of)
-checkpoint_writer._write = watched_write
+checkpoint_writer.write_blocks = watched_write
 main.start()
 """
 

@@ -183,15 +183,15 @@ def run_mode(
 
 def divide(task: NetworkTask, values: Values, divided: Pipelines, division: BatchDivision) -> None:
     """Reduces a network to the part of this process, if the processes form pipelines."""
-    parts, schedule, task.pipelines = divided.parts.size, values["pipeline_schedule"], divided
-    if parts == 1:
-        return
+    parts, schedule = divided.parts.size, values["pipeline_schedule"]
     if schedule == "1f1b" and division.accumulation < parts:
         raise ValueError(
             f"--pipeline_schedule 1f1b: expected {parts} micro-batches or more for {parts} parts, "
             f"got {division.accumulation}; raise --gradient_accumulation_steps, or use gpipe"
         )
-    task.divide(divided.parts, values["pipeline_splits"], schedule)
+    task.pipelines = divided
+    if parts > 1:
+        task.divide(divided.parts, values["pipeline_splits"], schedule)
 
 
 class EmptyLoader:

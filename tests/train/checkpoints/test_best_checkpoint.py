@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_before_it_marked_its_best_goes_on_as_if_not(tmp_p
         checkpoints.claim()
         made = trainer(Line(scores), checkpoints=checkpoints, epochs=epochs, checkpoint_freq=5)
         if last := last_checkpoint(path):
-            made.resume(last)
+            made.resume(Checkpoint(last))
         summary = made.fit(Points(), Points())
         checkpoints.release()
         return made, summary
