@@ -178,15 +178,15 @@ class DLRMConfig:
         self._check_tables()
         if (limit := self.max_table_size) is not None and not self.hash_indices:
             raise ValueError(f"--max_table_size {limit} needs --hash_indices, for ids above it")
-        last = {"bottom_mlp_sizes": self.embedding_dim, "top_mlp_sizes": 1}
-        for flag, size in last.items():
-            sizes = getattr(self, flag)
-            if not sizes:
-                raise ValueError(f"--{flag}: expected one size or more")
-            if sizes[-1] != size:
-                wanted = f"equal --embedding_dim {size}" if flag[0] == "b" else "be 1, the logit"
-                listed = ",".join(map(str, sizes))
-                raise ValueError(f"--{flag} {listed}: the last size must {wanted}")
+        dim = self.embedding_dim
+        self._check_last("bottom_mlp_sizes", dim, f"equal --embedding_dim {dim}")
+        self._check_last("top_mlp_sizes", 1, "be 1, the logit")
+
+    def _check_last(self, flag: str, size: int, wanted: str) -> None:
+        sizes = getattr(self, flag)
+        if not sizes or sizes[-1] != size:
+            listed = ",".join(map(str, sizes))
+            raise ValueError(f"--{flag} {listed}: the last size must {wanted}")
 
     def _check_tables(self) -> None:
         poolings, count = self.table_poolings, len(self.table_sizes)
@@ -283,10 +283,8 @@ class DLRMConfig:
     @property
     def embedding_rows(self) -> tuple[int, ...]:
         """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
-        limit = self.max_table_size
-        sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
-        of_tables = (sizes[table] for table in range(len(sizes)))
-        return tuple(size if limit is None else min(size, limit) for size in of_tables)
+        limit, rows = self.max_table_size, dict(zip(self.tables, self.table_sizes, strict=True))
+        return tuple(size if limit is None else min(size, limit) for size in rows.values())
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes."""

@@ -220,7 +220,8 @@ class DLRM(nn.Module):
         biases = [[layer.bias for layer in own] for own in layers]
         logit = score.output.weight, score.output.bias
         parameters = ops.NetworkParameters(weights[0], biases[0], weights[1], biases[1], *logit)
-        return parameters if parameters.are_native(self.dtype) else None
+        narrow = any(one.dtype != torch.float32 for one in parameters.tensors())
+        return None if narrow or not parameters.are_native(self.dtype) else parameters
 
     def add_gradients(
         self,

@@ -22,14 +22,14 @@ _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class NetworkParameters(NamedTuple):
-    """The weights and biases of a network's layers.
+    """The weights and biases of a network's layers, float32 for the native operators.
 
     Attributes:
         bottom_weights, bottom_biases: `[outputs, inputs]` and `[outputs]` of each layer of the
             bottom MLP, which is followed by a ReLU; the last has the columns of the embeddings.
         top_weights, top_biases: those of the top MLP, whose input is the output of
             `dot_interaction`.
-        logit_weight, logit_bias: those of the last layer, `[1, inputs]` and `[1]` float32.
+        logit_weight, logit_bias: those of the last layer, `[1, inputs]` and `[1]`.
     """
 
     bottom_weights: Sequence[Tensor]
@@ -45,14 +45,14 @@ class NetworkParameters(NamedTuple):
         return [tensor for one in lists for tensor in one] + [weight, bias]
 
     def are_native(self, dtype: torch.dtype) -> bool:
-        """Returns whether the native operators take these parameters and compute in a dtype."""
-        bottom, top = self.bottom_weights, self.top_weights
-        return (
-            native_available()
-            and bool(bottom and top)
-            and all(one.is_cpu for one in (bottom[0], top[0]))
-            and {dtype, bottom[0].dtype, top[0].dtype} <= {*_NATIVE_DTYPES}
-        )
+        """Returns whether the native operators run, by the first weights and the dtype.
+
+        They name further parameters of another dtype.
+        """
+        if not native_available() or dtype not in _NATIVE_DTYPES:
+            return False
+        first = *self.bottom_weights[:1], *self.top_weights[:1]
+        return len(first) == 2 and all(one.is_cpu and one.dtype == torch.float32 for one in first)
 
 
 class Rows(NamedTuple):

@@ -215,3 +215,12 @@ def test_dropout_begins_in_a_block_of_unchanged_weights():
     with model.weights_unchanged():
         expected = model(*given)
         assert not torch.equal(model.train()(*given), expected)
+
+
+@torch.no_grad()
+def test_parameters_of_other_dtypes_take_the_modules():
+    model, given = DLRM(SMALL).eval(), batch(SMALL)
+    expected = model(*given)
+    model.top_mlp[1].to(torch.bfloat16)
+    assert model.native_parameters(given[0]) is None
+    torch.testing.assert_close(model(*given), expected, rtol=0.01, atol=0.01)

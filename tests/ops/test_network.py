@@ -166,6 +166,8 @@ def test_wrong_shapes_and_dtypes_are_named(function):
         run(top_weights=[first[:, 1:]])
     with pytest.raises(RuntimeError, match=r"expected a bias for every weight.*1 weights, 0 bias"):
         run(top_biases=[])
+    with pytest.raises(RuntimeError, match="layer 0: expected .* Float .*Float and BFloat16"):
+        run(top_biases=[parameters.top_biases[0].bfloat16()])
     with pytest.raises(RuntimeError, match=r"expected the logit's weight \[1, 7\]"):
         run(logit_weight=torch.ones(1, 6))
     if rest:
