@@ -151,7 +151,7 @@ def test_two_ranks_attend_as_one(ranks, tmp_path, users):
     [
         ((0, 0, 1), r"field 1: expected the next number, 1, or that of a table of 7 rows"),
         ((0, 2, 0), r"field 1: expected the next number, 1, .* got 2"),
-        ((0, 1), r"expected a number for each of 3 fields, got 2"),
+        ((0, 1), r"expected those of 3 fields, got 2"),
     ],
 )
 def test_tables_that_do_not_fit_are_named(tables, said):
