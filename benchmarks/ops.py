@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlrm import ops
-from dlrm.model.layers.mlp import mlp
+from dlrm.model.layers.mlp import MLP
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 
@@ -229,7 +229,7 @@ def networks(args, dtype):
         ("bottom MLP 13-512-256-128", 13, (512, 256, 128)),
         (f"top MLP {width}-1024-1024-512-256", width, (1024, 1024, 512, 256)),
     ):
-        network = mlp(inputs, sizes, 0, "mlp", dtype).to(args.device)
+        network = MLP(inputs, sizes, 0, "mlp", dtype).to(args.device)
         plain = nn.Sequential(*network)
         random = functools.partial(torch.randn, dtype=dtype, device=args.device)
         x = random(args.batch, inputs).requires_grad_(inputs == width)

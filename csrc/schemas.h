@@ -79,20 +79,10 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "piecewise_linear_backward(Tensor grad, Tensor numerical, Tensor edges)"
       " -> (Tensor grad_weight, Tensor grad_bias)");
-  // `logit_weight` and `logit_bias`: a last layer of one output without a ReLU; the output is then
-  // [batch] Float. `kept` is what the gradient needs; see cpu/mlp_layers.h. The gradients are those
-  // of the inputs, and with `needs_parameters` of the weights, the biases and the logit's layer.
-  m.def(
-      "mlp(Tensor inputs, Tensor[] weights, Tensor[] biases, Tensor? logit_weight,"
-      " Tensor? logit_bias, bool keeps) -> (Tensor output, Tensor kept)");
-  m.def(
-      "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights,"
-      " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
-      " bool needs_parameters) -> Tensor[]");
   // Bottom MLP, dot interaction, top MLP and logit; the embeddings' dtype is computed in. With ids
   // the embeddings are those of joint_embedding, and `embeddings` is its weight.
   // `network_gradients` returns the logistic loss of logits + added_logits and its gradients: of
-  // these logits, the embeddings, and the parameters of both MLPs as mlp_backward.
+  // these logits, the embeddings, and the weights and biases of both MLPs and the logit.
   m.def(
       "network(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"

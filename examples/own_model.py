@@ -13,7 +13,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
-from dlrm.model.layouts import make_tables
+from dlrm.model.tables.joint import make_tables
 from dlrm.tasks.click_task import ClickTask
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.config import TrainConfig

@@ -1,7 +1,3 @@
-#include "../mlp.h"
-
-#include <torch/csrc/stable/library.h>
-
 #include <optional>
 #include <tuple>
 
@@ -15,6 +11,57 @@
 
 namespace dlrm {
 namespace {
+
+// The checked arguments of a call.
+struct MlpInputs {
+  int64_t batch;
+  Tensor inputs;                        // [batch, inputs], contiguous
+  std::vector<Tensor> weights, biases;  // [outputs, inputs] and [outputs] of each layer, contiguous
+
+  MlpInputs(const Tensor& inputs_, const std::vector<Tensor>& weights_,
+            const std::vector<Tensor>& biases_) {
+    const ScalarType dtype = inputs_.scalar_type();
+    DLRM_CHECK(inputs_.dim() == 2 && (dtype == ScalarType::Float || dtype == ScalarType::BFloat16),
+               "mlp: expected inputs [batch, inputs], Float or BFloat16, got ", shape_of(inputs_),
+               " ", dtype_of(inputs_));
+    DLRM_CHECK(!weights_.empty() && weights_.size() == biases_.size(),
+               "mlp: expected a bias for every weight, got ", weights_.size(), " weights, ",
+               biases_.size(), " biases");
+    batch = inputs_.size(0);
+    inputs = as_contiguous(inputs_);
+    int64_t width = inputs_.size(1);
+    for (size_t layer = 0; layer < weights_.size(); ++layer) {
+      const Tensor &weight = weights_[layer], &bias = biases_[layer];
+      DLRM_CHECK(weight.dim() == 2 && weight.size(1) == width && bias.dim() == 1 &&
+                     bias.size(0) == weight.size(0),
+                 "mlp: layer ", layer, ": expected weight [outputs, ", width,
+                 "] and bias [outputs], got weight ", shape_of(weight), " and bias ",
+                 shape_of(bias));
+      DLRM_CHECK(weight.scalar_type() == ScalarType::Float &&
+                     bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),
+                 "mlp: layer ", layer, ": expected weight and bias of Float on the CPU, got ",
+                 dtype_of(weight), " and ", dtype_of(bias));
+      weights.push_back(as_contiguous(weight));
+      biases.push_back(as_contiguous(bias));
+      width = weight.size(0);
+    }
+  }
+};
+
+// The layer of one logit behind the last ReLU.
+struct LogitLayer {
+  Tensor weight, bias;  // [1, inputs] and [1] of Float, contiguous
+
+  LogitLayer(const Tensor& weight_, const Tensor& bias_, int64_t inputs)
+      : weight(as_contiguous(weight_)), bias(as_contiguous(bias_)) {
+    DLRM_CHECK(weight.dim() == 2 && weight.size(0) == 1 && weight.size(1) == inputs &&
+                   bias.numel() == 1 && weight.scalar_type() == ScalarType::Float &&
+                   bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),
+               "mlp: expected the logit's weight [1, ", inputs, "] and bias [1], Float, got ",
+               shape_of(weight), " ", dtype_of(weight), " and ", shape_of(bias), " ",
+               dtype_of(bias));
+  }
+};
 
 // Rows that go through all layers at once: few for small batches, so that all threads have some.
 // They depend on the shape alone, as the sums of biases' gradients do.
@@ -97,7 +144,7 @@ struct Kept {
 };
 
 // Packs the weights of all layers, panel by panel.
-template <typename scalar_t, typename weight_t>
+template <typename scalar_t>
 void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
   struct Task {
     const MlpLayer* layer;
@@ -110,8 +157,8 @@ void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
     if (!for_gradient) continue;
     for (int64_t p = 0; p < sizes.panels(layer.inputs); ++p) tasks.push_back({&layer, p, false});
   }
-  const auto of_outputs = DLRM_KERNEL(pack_of_outputs<scalar_t, weight_t>);
-  const auto of_inputs = DLRM_KERNEL(pack_of_inputs<scalar_t, weight_t>);
+  const auto of_outputs = DLRM_KERNEL(pack_of_outputs<scalar_t>);
+  const auto of_inputs = DLRM_KERNEL(pack_of_inputs<scalar_t>);
   take_tasks(tasks.size(), [&](const auto& take) {
     for (int64_t i = take(); i >= 0; i = take()) {
       (tasks[i].of_outputs ? of_outputs : of_inputs)(*tasks[i].layer, tasks[i].panel);
@@ -123,7 +170,7 @@ constexpr int64_t kWeightsPerTask = 1 << 18;  // of a few rows
 constexpr int64_t kMostLanes = 16;
 
 // The output of a few rows: that of the last layer, or the logits.
-template <typename scalar_t, typename weight_t>
+template <typename scalar_t>
 void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logit, void* output) {
   const int64_t rows = inputs.batch;
   const MlpSizes<scalar_t> sizes(rows, inputs.weights);
@@ -132,11 +179,11 @@ void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logi
   void *from = first.get(), *to = second.get();
   DLRM_KERNEL(take_few_rows<scalar_t>)(inputs.inputs.const_data_ptr<scalar_t>(),
                                        inputs.inputs.size(1), from, stride, rows);
-  const auto multiply = DLRM_KERNEL(few_rows<scalar_t, weight_t>);
+  const auto multiply = DLRM_KERNEL(few_rows<scalar_t>);
   for (size_t l = 0; l < inputs.weights.size(); ++l) {
     MlpLayer layer = sizes.layers[l];
-    layer.weight = inputs.weights[l].const_data_ptr<weight_t>();
-    layer.bias = inputs.biases[l].const_data_ptr<weight_t>();
+    layer.weight = inputs.weights[l].const_data_ptr<float>();
+    layer.bias = inputs.biases[l].const_data_ptr<float>();
     const int64_t vectors = (layer.outputs + kMostLanes - 1) / kMostLanes;
     const int64_t of_vector = kMostLanes * std::max<int64_t>(layer.inputs, 1);
     torch::stable::parallel_for(0, vectors, std::max<int64_t>(kWeightsPerTask / of_vector, 1),
@@ -160,9 +207,6 @@ void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logi
 
 template <typename Function>
 void dispatch_computed(ScalarType dtype, const Function& f) {
-  DLRM_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
-             "mlp: expected inputs of Float or BFloat16 on the CPU, got ",
-             torch::headeronly::toString(dtype));
   dtype == ScalarType::Float ? f.template operator()<float>() : f.template operator()<BFloat16>();
 }
 
@@ -187,9 +231,7 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
                               : output.mutable_data_ptr<scalar_t>();
     if (!keeps && inputs.batch <= kFewRows) {
       kept = allocate(inputs.inputs, {0}, ScalarType::Float);
-      inputs.parameters == ScalarType::Float
-          ? run_few_rows<scalar_t, float>(inputs, logit, output_data)
-          : run_few_rows<scalar_t, BFloat16>(inputs, logit, output_data);
+      run_few_rows<scalar_t>(inputs, logit, output_data);
       return;
     }
     MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
@@ -207,16 +249,10 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
     for (size_t l = 0; l < sizes.layers.size(); ++l) {
       sizes.layers[l].of_outputs = scratch.mutable_data_ptr<float>() + packed[l];
       sizes.layers[l].start = scratch.mutable_data_ptr<float>() + starts[l];
+      sizes.layers[l].weight = inputs.weights[l].const_data_ptr<float>();
+      sizes.layers[l].bias = inputs.biases[l].const_data_ptr<float>();
     }
-    const auto pack_as = [&]<typename weight_t>() {
-      for (size_t l = 0; l < sizes.layers.size(); ++l) {
-        sizes.layers[l].weight = inputs.weights[l].const_data_ptr<weight_t>();
-        sizes.layers[l].bias = inputs.biases[l].const_data_ptr<weight_t>();
-      }
-      pack<scalar_t, weight_t>(sizes, keeps);
-    };
-    inputs.parameters == ScalarType::Float ? pack_as.template operator()<float>()
-                                           : pack_as.template operator()<BFloat16>();
+    pack<scalar_t>(sizes, keeps);
     const auto* input_data = inputs.inputs.const_data_ptr<scalar_t>();
     if (logit) sizes.pass.logit.weight = logit->weight.const_data_ptr<float>();
     if (logit) sizes.pass.logit.bias = *logit->bias.const_data_ptr<float>();
@@ -234,11 +270,11 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
 
 namespace {
 
-template <typename scalar_t, typename weight_t>
+template <typename scalar_t>
 void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grads) {
   struct Task {
     const MlpLayer* layer;
-    weight_t* to;
+    float* to;
     int64_t out_panel, in_panel;
   };
   std::vector<Task> tasks;
@@ -246,11 +282,11 @@ void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grad
     const MlpLayer& layer = sizes.layers[l];
     for (int64_t o = 0; o < sizes.panels(layer.outputs); ++o) {
       for (int64_t i = 0; i < sizes.panels(layer.inputs); ++i) {
-        tasks.push_back({&layer, grads[l].mutable_data_ptr<weight_t>(), o, i});
+        tasks.push_back({&layer, grads[l].mutable_data_ptr<float>(), o, i});
       }
     }
   }
-  const auto gradient = DLRM_KERNEL(weight_gradient<scalar_t, weight_t>);
+  const auto gradient = DLRM_KERNEL(weight_gradient<scalar_t>);
   take_tasks(tasks.size(), [&](const auto& take) {
     for (int64_t i = take(); i >= 0; i = take()) {
       const Task& task = tasks[i];
@@ -260,8 +296,7 @@ void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grad
 }
 
 // Adds up the runs' sums, in order.
-template <typename weight_t>
-void add_runs(const float* sums, int64_t stride, int64_t runs, weight_t* to, int64_t count) {
+void add_runs(const float* sums, int64_t stride, int64_t runs, float* to, int64_t count) {
   std::vector<float> total(count, 0.0f);
   for (int64_t run = 0; run < runs; ++run) {
     for (int64_t i = 0; i < count; ++i) total[i] += sums[run * stride + i];
@@ -274,13 +309,9 @@ void add_runs(const float* sums, int64_t stride, int64_t runs, weight_t* to, int
 std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, const Tensor& kept,
                                  std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
                                  std::optional<Tensor> logit_bias, ScalarType dtype,
-                                 bool needs_inputs, bool needs_parameters) {
+                                 bool needs_inputs) {
   const Tensor grad = as_contiguous(grad_);
   const Tensor output = as_contiguous(output_);
-  DLRM_CHECK(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
-                 shape_of(grad) == shape_of(output),
-             "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
-             ", got ", shape_of(grad), " ", dtype_of(grad));
   const int64_t batch = output.size(0), width = weights[0].size(1);
   std::optional<LogitLayer> logit;
   if (logit_weight && logit_bias) {
@@ -290,8 +321,6 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
-    DLRM_CHECK(kept.numel() == places.units.size(), "mlp_backward: expected what mlp kept of this ",
-               "batch, ", places.units.size(), " values, got ", shape_of(kept));
     places.place(sizes, const_cast<float*>(kept.const_data_ptr<float>()));
     const int64_t runs = sizes.runs(), stride_of_last = sizes.layers.back().stride_of_sums;
     Units units;
@@ -325,7 +354,6 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
                  run * sizes.pass.rows_of_run, sizes.end_of(run));
       }
     });
-    if (!needs_parameters) return;
     const size_t count = weights.size();
     for (const Tensor& weight : weights) {
       found.push_back(allocate(weight, {weight.size(0), weight.size(1)}));
@@ -334,16 +362,12 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
       found.push_back(allocate(weight, {weight.size(0)}));
     }
     std::vector<Tensor> of_weights(found.begin() + 1, found.begin() + 1 + count);
-    const auto gradients = [&]<typename weight_t>() {
-      weight_gradients<scalar_t, weight_t>(sizes, of_weights);
-      for (size_t l = 0; l < count; ++l) {
-        const MlpLayer& layer = sizes.layers[l];
-        add_runs(layer.grad_bias, layer.stride_of_sums, runs,
-                 found[1 + count + l].mutable_data_ptr<weight_t>(), layer.outputs);
-      }
-    };
-    weights[0].scalar_type() == ScalarType::Float ? gradients.template operator()<float>()
-                                                  : gradients.template operator()<BFloat16>();
+    weight_gradients<scalar_t>(sizes, of_weights);
+    for (size_t l = 0; l < count; ++l) {
+      const MlpLayer& layer = sizes.layers[l];
+      add_runs(layer.grad_bias, layer.stride_of_sums, runs,
+               found[1 + count + l].mutable_data_ptr<float>(), layer.outputs);
+    }
     if (logit) {
       const int64_t outputs = weights.back().size(0);
       found.push_back(allocate(logit->weight, {1, outputs}));
@@ -357,8 +381,3 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
 }
 
 }  // namespace dlrm
-
-STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
-  m.impl("mlp", TORCH_BOX(&dlrm::mlp));
-  m.impl("mlp_backward", TORCH_BOX(&dlrm::mlp_backward));
-}

@@ -6,19 +6,17 @@ constexpr int64_t kWeightsAheadBytes = 256;
 
 // kVectors vectors of outputs from `output` on. One vector's sums wait for each other, so two take
 // hardly longer than one.
-template <typename scalar_t, typename weight_t, int kRows, int kVectors>
+template <typename scalar_t, int kRows, int kVectors>
 DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* values,
                                 Stored<scalar_t>* to, int64_t stride, int64_t output) {
   using unit_t = Unit<scalar_t>;
   constexpr int64_t kPer = kPerUnit<unit_t>;
-  const auto* weight = static_cast<const weight_t*>(layer.weight);
-  const auto* bias = static_cast<const weight_t*>(layer.bias);
   const int64_t depth = units_of<scalar_t>(layer.inputs);
   Vec acc[kVectors][kRows];
   for (int v = 0; v < kVectors; ++v) {
     const int64_t first = output + v * kLanes;
     for (int r = 0; r < kRows; ++r) {
-      acc[v][r] = rounded<scalar_t>(load_some(bias + first, layer.outputs - first));
+      acc[v][r] = rounded<scalar_t>(load_some(layer.bias + first, layer.outputs - first));
     }
   }
   const auto add = [&](int v, const Vec(&weights)[kLanes], int64_t unit,
@@ -37,7 +35,7 @@ DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* v
       Vec weights[kLanes];
       for (int r = 0; r < kLanes; ++r) {
         const int64_t row = output + v * kLanes + r;
-        const weight_t* from = weight + row * layer.inputs + unit * kPer;
+        const float* from = layer.weight + row * layer.inputs + unit * kPer;
         prefetch_bytes(reinterpret_cast<uintptr_t>(from) + kWeightsAheadBytes, 1);
         weights[r] = load_as_units<scalar_t>(from, kLanes * kPer);
       }
@@ -48,7 +46,7 @@ DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* v
   for (; unit < depth; unit += kLanes) {
     for (int v = 0; v < kVectors; ++v) {
       Vec weights[kLanes];
-      load_transposed<scalar_t>(weight, layer, output + v * kLanes, unit, weights);
+      load_transposed<scalar_t>(layer, output + v * kLanes, unit, weights);
       add(v, weights, unit, std::min(kLanes, depth - unit));
     }
   }
@@ -59,29 +57,28 @@ DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* v
   }
 }
 
-template <typename scalar_t, typename weight_t, int kRows>
+template <typename scalar_t, int kRows>
 DLRM_INLINE void few_rows_of(const MlpLayer& layer, const Stored<scalar_t>* values,
                              Stored<scalar_t>* to, int64_t stride, int64_t begin, int64_t end) {
   int64_t output = begin;
   for (; output + 2 * kLanes <= std::min(end, layer.outputs); output += 2 * kLanes) {
-    few_outputs_of<scalar_t, weight_t, kRows, 2>(layer, values, to, stride, output);
+    few_outputs_of<scalar_t, kRows, 2>(layer, values, to, stride, output);
   }
   for (; output < end; output += kLanes) {
-    few_outputs_of<scalar_t, weight_t, kRows, 1>(layer, values, to, stride, output);
+    few_outputs_of<scalar_t, kRows, 1>(layer, values, to, stride, output);
   }
 }
 
 // For a few rows it takes longer to store packed weights than to multiply. Whole vectors of outputs
 // from `begin` on, for rows of values, [rows, stride] with zeros behind the inputs; each value is
 // that of forward_run.
-template <typename scalar_t, typename weight_t>
+template <typename scalar_t>
 void few_rows(const MlpLayer& layer, const void* from, void* to, int64_t stride, int64_t rows,
               int64_t begin, int64_t end) {
   const auto* values = static_cast<const Stored<scalar_t>*>(from);
   auto* target = static_cast<Stored<scalar_t>*>(to);
   const auto run = [&](auto count) {
-    few_rows_of<scalar_t, weight_t, decltype(count)::value>(layer, values, target, stride, begin,
-                                                            end);
+    few_rows_of<scalar_t, decltype(count)::value>(layer, values, target, stride, begin, end);
   };
   static_assert(kFewRows == 4);
   switch (rows) {

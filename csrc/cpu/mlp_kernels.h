@@ -434,10 +434,10 @@ DLRM_INLINE void add_products(const unit_t* grads, int64_t grad_columns, const u
   }
 }
 
-// The gradients of the weights of one panel of outputs and one of inputs, `[outputs, inputs]` of
-// weight_t; the batch is summed in order.
-template <typename scalar_t, typename weight_t>
-void weight_gradient(const MlpPass& pass, const MlpLayer& layer, weight_t* to, int64_t out_panel,
+// The gradients of the weights of one panel of outputs and one of inputs, `[outputs, inputs]`;
+// the batch is summed in order.
+template <typename scalar_t>
+void weight_gradient(const MlpPass& pass, const MlpLayer& layer, float* to, int64_t out_panel,
                      int64_t in_panel) {
   using unit_t = Unit<scalar_t>;
   const int64_t rows = pass.padded_batch / kPerUnit<unit_t>;
@@ -467,9 +467,9 @@ void weight_gradient(const MlpPass& pass, const MlpLayer& layer, weight_t* to, i
   const int64_t first = in_panel * kPanel, columns = std::min(kPanel, layer.inputs - first);
   const int64_t outputs = std::min(kPanel, layer.outputs - out_panel * kPanel);
   for (int64_t row = 0; row < outputs; ++row) {
-    weight_t* at = to + (out_panel * kPanel + row) * layer.inputs + first;
+    float* at = to + (out_panel * kPanel + row) * layer.inputs + first;
     if (units == 0) {
-      std::fill_n(at, columns, weight_t(0.0f));
+      std::fill_n(at, columns, 0.0f);
     } else {
       copy_elements(tile + row * kPanel, at, columns);
     }

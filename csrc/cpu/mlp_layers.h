@@ -11,14 +11,14 @@ constexpr int64_t kFewRows = 4;
 // One layer, relu(x W^T + b). Pointers to packed memory are of 32-bit units; see units.h.
 struct MlpLayer {
   int64_t inputs, outputs;
-  const void* weight;  // [outputs, inputs], of the parameters' dtype
-  const void* bias;    // [outputs], of the same dtype
-  void* of_outputs;    // the weight packed for x W^T
-  void* of_inputs;     // the weight packed for the gradient of x
-  float* start;        // the bias, rounded as the layer computes, with zeros up to whole vectors
-  void* values;        // x in panels, kept for the gradient
-  void* grad;          // the gradient before the ReLU in panels
-  float* grad_bias;    // partial sums, [runs, stride_of_sums]
+  const float* weight;  // [outputs, inputs]
+  const float* bias;    // [outputs]
+  void* of_outputs;     // the weight packed for x W^T
+  void* of_inputs;      // the weight packed for the gradient of x
+  float* start;         // the bias, rounded as the layer computes, with zeros up to whole vectors
+  void* values;         // x in panels, kept for the gradient
+  void* grad;           // the gradient before the ReLU in panels
+  float* grad_bias;     // partial sums, [runs, stride_of_sums]
   int64_t stride_of_sums;
 };
 

@@ -8,30 +8,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "isa.h"
-
-#define DLRM_KERNELS "network_kernels.h"
-#include "for_each_isa.h"
-
 namespace dlrm {
 namespace {
-
-// The numerical fields in another dtype.
-Tensor cast(const Tensor& numerical, ScalarType dtype) {
-  DLRM_CHECK(numerical.dim() == 2 && is_floating(numerical.scalar_type()),
-             "network: expected numerical [batch, fields] of Float, BFloat16 or Half, got ",
-             shape_of(numerical), " ", dtype_of(numerical));
-  const Tensor values = as_contiguous(numerical);
-  if (values.scalar_type() == dtype) return values;
-  Tensor result = allocate(values, {values.size(0), values.size(1)}, dtype);
-  dispatch_floating(values.scalar_type(), [&]<typename from_t>() {
-    dispatch_floating(dtype, [&]<typename to_t>() {
-      DLRM_KERNEL(cast_values<from_t, to_t>)(values.const_data_ptr<from_t>(),
-                                             result.mutable_data_ptr<to_t>(), values.numel());
-    });
-  });
-  return result;
-}
 
 Tensor network(const Tensor& numerical, const Tensor& embeddings_,
                std::vector<Tensor> bottom_weights, std::vector<Tensor> bottom_biases,
@@ -42,8 +20,8 @@ Tensor network(const Tensor& numerical, const Tensor& embeddings_,
              "network: expected ids and table_offsets, or neither");
   const Tensor embeddings =
       ids ? joint_embedding(embeddings_, *ids, *table_offsets, dtype) : embeddings_;
-  const auto [dense, no_kept] = mlp(cast(numerical, embeddings.scalar_type()), bottom_weights,
-                                    bottom_biases, std::nullopt, std::nullopt, false);
+  const auto [dense, no_kept] =
+      mlp(numerical, bottom_weights, bottom_biases, std::nullopt, std::nullopt, false);
   const auto [logits, none] = mlp(dot_interaction(dense, embeddings), top_weights, top_biases,
                                   logit_weight, logit_bias, false);
   return logits;
@@ -71,16 +49,16 @@ std::vector<Tensor> network_gradients(const Tensor& numerical, const Tensor& emb
                                       const Tensor& labels, double divisor) {
   const ScalarType dtype = embeddings.scalar_type();
   const auto [dense, bottom_kept] =
-      mlp(cast(numerical, dtype), bottom_weights, bottom_biases, std::nullopt, std::nullopt, true);
+      mlp(numerical, bottom_weights, bottom_biases, std::nullopt, std::nullopt, true);
   const auto [logits, top_kept] = mlp(dot_interaction(dense, embeddings), top_weights, top_biases,
                                       logit_weight, logit_bias, true);
   const auto [loss, grad] =
       logistic_loss(added_logits ? sum_of(logits, *added_logits) : logits, labels, divisor);
   const auto top = mlp_backward(grad, logits, top_kept, top_weights, logit_weight, logit_bias,
-                                dtype, true, true);
+                                dtype, true);
   const auto [grad_dense, grad_embeddings] = dot_interaction_backward(top[0], dense, embeddings);
   const auto bottom = mlp_backward(grad_dense, dense, bottom_kept, bottom_weights, std::nullopt,
-                                   std::nullopt, dtype, false, true);
+                                   std::nullopt, dtype, false);
   std::vector<Tensor> found{loss, grad, grad_embeddings};
   found.insert(found.end(), bottom.begin() + 1, bottom.end());
   found.insert(found.end(), top.begin() + 1, top.end());

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
-    """A table, or a shard of its rows, that one rank holds.
+class Shard(NamedTuple):
+    """The rows of a table that one rank holds: all of them, or some.
 
     Attributes:
         rows: the first row, and the row after the last.
@@ -36,12 +36,12 @@ class Placement:
     Attributes:
         dim: columns of every table.
         num_ranks: processes.
-        pieces: the pieces of all tables, table by table.
+        shards: those of all tables, table by table.
     """
 
     dim: int
     num_ranks: int
-    pieces: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
 
     @classmethod
     def of_tables(
@@ -57,30 +57,30 @@ class Placement:
             sharded: tables of whose rows every rank has an equal part.
         """
         num_ranks = len(tables_by_rank)
-        pieces = [
-            Piece(table, (0, table_rows[table]), rank, (table_rows[table], dim))
+        shards = [
+            Shard(table, (0, table_rows[table]), rank, (table_rows[table], dim))
             for rank, tables in enumerate(tables_by_rank)
             for table in tables
         ]
         for table in sharded:
             rows = table_rows[table]
             edges = [rank * rows // num_ranks for rank in range(num_ranks + 1)]
-            shards = enumerate(pairwise(edges))
-            pieces += [Piece(table, edge, rank, (rows, dim)) for rank, edge in shards]
-        return cls(dim, num_ranks, tuple(sorted(pieces)))
+            parts = enumerate(pairwise(edges))
+            shards += [Shard(table, edge, rank, (rows, dim)) for rank, edge in parts]
+        return cls(dim, num_ranks, tuple(sorted(shards)))
 
     @property
     def is_whole(self) -> bool:
         """Returns whether every table is whole on one rank."""
-        return all(piece.is_whole for piece in self.pieces)
+        return all(shard.is_whole for shard in self.shards)
 
-    def of_rank(self, rank: int) -> list[Piece]:
-        """Returns the pieces that a rank holds, in the order of the tables."""
-        return [piece for piece in self.pieces if piece.rank == rank]
+    def of_rank(self, rank: int) -> list[Shard]:
+        """Returns the shards that a rank holds, in the order of the tables."""
+        return [shard for shard in self.shards if shard.rank == rank]
 
     def tables_by_rank(self) -> list[list[int]]:
         """Returns the tables of which each rank holds rows, in ascending order."""
-        return [[piece.table for piece in self.of_rank(rank)] for rank in range(self.num_ranks)]
+        return [[shard.table for shard in self.of_rank(rank)] for rank in range(self.num_ranks)]
 
     def fields_by_rank(self, tables: Sequence[int]) -> list[list[int]]:
         """Returns the fields that each rank looks up, in ascending order.
@@ -98,9 +98,9 @@ class Placement:
 
         Their numbers follow those of the tables.
         """
-        count = len({piece.table for piece in self.pieces})
-        pieces = (
-            piece._replace(table=count + piece.table, shape=(piece.shape[0], 1))
-            for piece in self.pieces
+        count = len({shard.table for shard in self.shards})
+        shards = (
+            shard._replace(table=count + shard.table, shape=(shard.shape[0], 1))
+            for shard in self.shards
         )
-        return Placement(1, self.num_ranks, tuple(pieces))
+        return Placement(1, self.num_ranks, tuple(shards))

@@ -1,6 +1,7 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlrm.model.layers.choices import (
@@ -16,7 +17,7 @@ from dlrm.model.layers.choices import (
     ensemble_kinds,
     interaction_names,
 )
-from dlrm.model.tables.placement import AUTO, PLACEMENTS, larger_than_a_share, place_tables
+from dlrm.model.tables.placement import AUTO, PLACEMENTS, divide_tables
 from dlrm.settings import architecture_of, check_settings, setting
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ _OWN_FLAGS = {  # of an interaction
     DCN: ("cross_rank", "cross_layers", "cross_structure"),
     QUADRATIC: ("quadratic_layers", "quadratic_rows"),
 }
-_MOST = 2**31 - 1  # of sizes, so that those of a machine are named and not those of an integer
+_part = partial(setting, architecture=True)
+_size = partial(_part, least=1, most=2**31 - 1)  # the most that machines have, not integers
 
 
 @dataclass(frozen=True)
@@ -49,35 +51,22 @@ class DLRMConfig:
 
     table_sizes: tuple[int, ...]
     num_numerical_features: int = 13
-    embedding_dim: int = setting(
-        128,
-        "Numbers per row of the embedding tables, and of the bottom MLP's output",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    embedding_dim: int = _size(
+        128, "Numbers per row of the embedding tables, and of the bottom MLP's output"
     )
-    bottom_mlp_sizes: tuple[int, ...] = setting(
-        (512, 256, 128),
-        "Sizes of the bottom MLP's linear layers; the last is --embedding_dim",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    bottom_mlp_sizes: tuple[int, ...] = _size(
+        (512, 256, 128), "Sizes of the bottom MLP's linear layers; the last is --embedding_dim"
     )
-    top_mlp_sizes: tuple[int, ...] = setting(
-        (1024, 1024, 512, 256, 1),
-        "Sizes of the top MLP's linear layers; the last is 1",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    top_mlp_sizes: tuple[int, ...] = _size(
+        (1024, 1024, 512, 256, 1), "Sizes of the top MLP's linear layers; the last is 1"
     )
-    interaction_op: str = setting(
+    interaction_op: str = _part(
         "cuda_dot",
         "cuda_dot: dot products of all pairs of vectors with the native operator, on any device; "
         "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; "
         "quadratic: the layers of QNN-alpha, which alone have no hidden layers of a top MLP after "
         "them; or several separated by commas, such as dot,dcn, whose outputs enter the top MLP "
         "side by side",
-        architecture=True,
     )
     embedding_type: str = setting(
         "joint_fused",
@@ -86,40 +75,26 @@ class DLRMConfig:
         choices=EMBEDDING_TYPES,
         resumable=True,
     )
-    pooling: str = setting(
-        "sum",
-        "Pooling of the rows of a multi-hot feature into one vector",
-        choices=POOLINGS,
-        architecture=True,
+    pooling: str = _part(
+        "sum", "Pooling of the rows of a multi-hot feature into one vector", choices=POOLINGS
     )
     table_poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     field_targets: tuple[int | None, ...] | None = None
-    attention_hidden: int = setting(
-        36,
-        "Neurons of the activation unit that weighs the items of a list with pooling: attention",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    attention_hidden: int = _size(
+        36, "Neurons of the activation unit that weighs the items of a list with pooling: attention"
     )
-    embedding_dtype: str = setting(
+    embedding_dtype: str = _part(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
         "bits of the float32 values, so updates stay exact",
         choices=EMBEDDING_DTYPES,
-        architecture=True,
     )
-    hash_indices: bool = setting(
-        False,
-        "Take ids modulo the size of their table, so that every id is valid",
-        architecture=True,
+    hash_indices: bool = _part(
+        False, "Take ids modulo the size of their table, so that every id is valid"
     )
-    max_table_size: int | None = setting(
-        None,
-        "Maximum number of rows per embedding table; needs --hash_indices",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    max_table_size: int | None = _size(
+        None, "Maximum number of rows per embedding table; needs --hash_indices"
     )
     embedding_init_scale: float = setting(
         1.0, "Scale of --embedding_init uniform: s = this / sqrt(table size)", least=0
@@ -131,61 +106,38 @@ class DLRMConfig:
     )
     placement: str = setting(
         "balanced",
-        "Assignment of tables to processes: balanced, by lookups and rows; nvidia; or auto, which "
+        "Assignment of tables to processes: balanced, by number and rows; nvidia; or auto, which "
         "also splits the rows of tables larger than a process's share. Results differ in the order "
         "of summation only",
         choices=(*PLACEMENTS, AUTO),
         resumable=True,
     )
-    cross_layers: int = setting(
-        3, "Number of cross layers of --interaction_op dcn", architecture=True, least=1, most=_MOST
-    )
-    cross_rank: int | None = setting(
-        None,
-        "Rank of the cross layers' weights; default: full rank",
-        architecture=True,
-        least=1,
-        most=_MOST,
-    )
-    cross_structure: str = setting(
+    cross_layers: int = _size(3, "Number of cross layers of --interaction_op dcn")
+    cross_rank: int | None = _size(None, "Rank of the cross layers' weights; default: full rank")
+    cross_structure: str = _part(
         "stacked",
         "Destination of the cross layers' output: stacked, the top MLP; parallel, the last layer, "
         "beside the output of the top MLP, whose input is the other interactions, or cat",
         choices=CROSS_STRUCTURES,
-        architecture=True,
     )
-    quadratic_layers: int = setting(
-        2,
-        "Number of layers of --interaction_op quadratic",
-        architecture=True,
-        least=1,
-        most=_MOST,
+    quadratic_layers: int = _size(2, "Number of layers of --interaction_op quadratic")
+    quadratic_rows: int = _size(
+        2, "Number of products that each layer of --interaction_op quadratic adds up"
     )
-    quadratic_rows: int = setting(
-        2,
-        "Number of products that each layer of --interaction_op quadratic adds up",
-        architecture=True,
-        least=1,
-        most=_MOST,
-    )
-    numerical_embedding: str = setting(
+    numerical_embedding: str = _part(
         NO_EMBEDDING,
         "Give each numerical field a vector of its own in the interaction, besides that of the "
         "bottom MLP. piecewise: linear between the edges of bins, which are those of the dataset's "
         "transform or, if it has none, fitted to the first 131,072 training rows. none: no vectors",
-        architecture=True,
         choices=NUMERICAL_KINDS,
     )
-    numerical_bins: int = setting(
+    numerical_bins: int = _part(
         MAX_BINS,
         "Maximum bins of a field with --numerical_embedding piecewise",
-        architecture=True,
         least=2,
         most=MAX_BINS,
     )
-    wide: bool = setting(
-        False, "Add to the logit one weight per id (wide and deep)", architecture=True
-    )
+    wide: bool = _part(False, "Add to the logit one weight per id (wide and deep)")
     dropout: float = setting(
         0.0,
         "Share of each hidden layer's outputs in the top MLP, and of the factors in quadratic "
@@ -198,20 +150,18 @@ class DLRMConfig:
         "Train on two passes over each batch with other dropout masks: the loss is that of their "
         "mean probability, plus the cross-entropy of each pass to that mean; needs --dropout",
     )
-    batch_norm: bool = setting(
+    batch_norm: bool = _part(
         False,
         "Normalize each hidden layer of the top MLP, and of quadratic layers, before its ReLU; for "
         "one process",
-        architecture=True,
     )
-    ensemble: int | str = setting(
+    ensemble: int | str = _part(
         1,
         "Members of a packed ensemble. Members share all weights but a head and the factors by "
         "which they multiply a sample's vectors; each has its own loss, and the prediction is the "
         "mean of their probabilities. 1: a single model. Interactions with numbers, such as "
         "dot*3,quadratic*3: members that share the tables, the bottom MLP and numerical vectors, "
         "and have factors and all other layers of their own",
-        architecture=True,
     )
     embedding_init: str = setting(
         "uniform",
@@ -225,62 +175,48 @@ class DLRMConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         self._check_parts()
-        self._check_poolings()
         self._check_tables()
-        if self.max_table_size is not None and not self.hash_indices:
-            raise ValueError(
-                f"--max_table_size {self.max_table_size} needs --hash_indices: ids above it would "
-                "point outside their tables"
-            )
-        for flag in ("bottom_mlp_sizes", "top_mlp_sizes"):
-            if not getattr(self, flag):
-                raise ValueError(f"--{flag}: expected one size or more")
-        if self.bottom_mlp_sizes[-1] != self.embedding_dim:
-            raise ValueError(
-                f"--bottom_mlp_sizes {_listed(self.bottom_mlp_sizes)}: the last size must equal "
-                f"--embedding_dim {self.embedding_dim}"
-            )
-        if self.top_mlp_sizes[-1] != 1:
-            raise ValueError(
-                f"--top_mlp_sizes {_listed(self.top_mlp_sizes)}: the last size must be 1, the logit"
-            )
+        if (limit := self.max_table_size) is not None and not self.hash_indices:
+            raise ValueError(f"--max_table_size {limit} needs --hash_indices, for ids above it")
+        dim = self.embedding_dim
+        self._check_last("bottom_mlp_sizes", dim, f"equal --embedding_dim {dim}")
+        self._check_last("top_mlp_sizes", 1, "be 1, the logit")
 
-    def _check_poolings(self) -> None:
-        poolings = self.table_poolings
-        if poolings is not None and (
-            len(poolings) != len(self.table_sizes)
-            or not {*poolings} <= {None, ATTENTION, *POOLINGS}
-        ):
-            raise ValueError(
-                f"table_poolings: expected one of {(*POOLINGS, ATTENTION)}, or None, for each of "
-                f"{len(self.table_sizes)} tables, got {poolings}"
-            )
+    def _check_last(self, flag: str, size: int, wanted: str) -> None:
+        sizes = getattr(self, flag)
+        if not sizes or sizes[-1] != size:
+            listed = ",".join(map(str, sizes))
+            raise ValueError(f"--{flag} {listed}: the last size must {wanted}")
 
     def _check_tables(self) -> None:
+        poolings, count = self.table_poolings, len(self.table_sizes)
+        known = {None, ATTENTION, *POOLINGS}
+        if poolings is not None and (len(poolings) != count or not {*poolings} <= known):
+            raise ValueError(
+                f"table_poolings: expected one of {(*POOLINGS, ATTENTION)}, or None, for each of "
+                f"{count} tables, got {poolings}"
+            )
         rows: dict[int, int] = {}
         for field, (table, size) in enumerate(zip(self.tables, self.table_sizes, strict=False)):
             if not 0 <= table <= len(rows) or rows.setdefault(table, size) != size:
-                known = ", ".join(map(str, rows.values())) or "none"
+                sizes = ", ".join(map(str, rows.values())) or "none"
                 raise ValueError(
                     f"field_tables: field {field}: expected the next number, {len(rows)}, or that "
-                    f"of a table of {size} rows among those of {known}, got {table}"
+                    f"of a table of {size} rows among those of {sizes}, got {table}"
                 )
-        if len(self.tables) != len(self.table_sizes):
-            raise ValueError(
-                f"field_tables: expected a number for each of {len(self.table_sizes)} fields, got "
-                f"{len(self.tables)}"
-            )
-
+        if len(self.tables) != count:
+            given = len(self.tables)
+            raise ValueError(f"field_tables: expected those of {count} fields, got {given}")
         if self.attention_hidden != type(self).attention_hidden and not self.attended:
             raise ValueError(
                 f"--attention_hidden {self.attention_hidden} is for lists with pooling: attention, "
                 "and the dataset has none"
             )
-        targets = self.field_targets or (None,) * len(self.table_sizes)
+        targets = self.field_targets or (None,) * count
         for field, (target, pooling) in enumerate(zip(targets, self.poolings, strict=True)):
             if pooling == ATTENTION and (
                 target is None
-                or not 0 <= target < len(self.tables)
+                or not 0 <= target < count
                 or self.tables[target] != self.tables[field]
                 or self.poolings[target] == ATTENTION
             ):
@@ -313,30 +249,26 @@ class DLRMConfig:
         if kinds := ensemble_kinds(self.ensemble):
             if self.interaction_op != type(self).interaction_op:
                 raise ValueError(
-                    f"--interaction_op {self.interaction_op}: --ensemble {self.ensemble} names the "
-                    "interactions of its members; leave one of the two out"
+                    f"--interaction_op {self.interaction_op}: expected none beside --ensemble "
+                    f"{self.ensemble}, which names those of its members"
                 )
             names = [*dict.fromkeys(kinds)]
         for name, own in _OWN_FLAGS.items():
             for flag in own if name not in names else ():
-                value = getattr(self, flag)
-                if value != type(self).__dataclass_fields__[flag].default:
+                value, given = getattr(self, flag), ",".join(names)
+                if value != getattr(type(self), flag):
                     raise ValueError(
-                        f"--{flag} {value} is for --interaction_op {name}, got {','.join(names)}"
+                        f"--{flag} {value} is for --interaction_op {name}, got {given}"
                     )
         regularized = (self.dropout or self.batch_norm) and QUADRATIC not in names
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
         if regularized and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
         if self.self_ensemble and not self.dropout:
-            raise ValueError(
-                "--self_ensemble: expected --dropout above 0, without which both passes are the "
-                f"same, got {self.dropout}"
-            )
+            raise ValueError("--self_ensemble: expected --dropout above 0, got 0: equal passes")
         if self.numerical_embedding != NO_EMBEDDING and not self.num_numerical_features:
-            raise ValueError(
-                f"--numerical_embedding {self.numerical_embedding}: there are no numerical features"
-            )
+            given = self.numerical_embedding
+            raise ValueError(f"--numerical_embedding {given}: there are no numerical features")
 
     @property
     def packed(self) -> int:
@@ -351,29 +283,18 @@ class DLRMConfig:
     @property
     def embedding_rows(self) -> tuple[int, ...]:
         """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
-        limit = self.max_table_size
-        sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
-        of_tables = (sizes[table] for table in range(len(sizes)))
-        return tuple(size if limit is None else min(size, limit) for size in of_tables)
+        limit, rows = self.max_table_size, dict(zip(self.tables, self.table_sizes, strict=True))
+        return tuple(size if limit is None else min(size, limit) for size in rows.values())
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes."""
         from dlrm.distributed.placement import Placement  # which has torch
 
-        rows, dim = self.embedding_rows, self.embedding_dim
-        sharded = set[int]()
-        if self.placement == AUTO:
-            attended = {self.tables[field] for field in self.attended}
-            sharded = {*larger_than_a_share(rows, num_ranks)} - attended
-        whole = [table for table in range(len(rows)) if table not in sharded]
-        places = place_tables([rows[table] for table in whole], num_ranks, self.placement)
-        by_rank = [[whole[place] for place in own] for own in places]
-        return Placement.of_tables(rows, dim, by_rank, sharded)
+        attended = {self.tables[field] for field in self.attended}
+        rows = self.embedding_rows
+        divided = divide_tables(rows, num_ranks, self.placement, attended)
+        return Placement.of_tables(rows, self.embedding_dim, *divided)
 
 
 # Fields that a checkpoint determines; all others follow the data set, or change no prediction.
 ARCHITECTURE = architecture_of(DLRMConfig)
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return ",".join(map(str, sizes))

@@ -1,7 +1,7 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,18 +13,15 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
 from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING
-from dlrm.model.layers.hooks import has_hooks, is_hooked
+from dlrm.model.layers.interaction import NativeDot
 from dlrm.model.layers.mlp import MLP
-from dlrm.model.layers.numerical import bottom_mlp
 from dlrm.model.layers.numerical_embedding import PiecewiseLinear
-from dlrm.model.layers.packed import Adapters, mean_of_members
-from dlrm.model.layouts import make_tables
-from dlrm.model.score import Members, Score, make_scores
+from dlrm.model.layers.packed import mean_of_members
+from dlrm.model.score import make_scores
 from dlrm.model.tables.initial import Initial
-from dlrm.model.tables.joint import JointEmbedding, LookUp, TableParameters
+from dlrm.model.tables.joint import JointEmbedding, LookUp, TableParameters, make_tables
 from dlrm.model.tables.layout import Attended, Bags
 from dlrm.ops.library import is_native_on_cpu
-from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
 
 
@@ -41,19 +38,19 @@ class DLRM(nn.Module):
         dtype: dtype in which the MLPs and the interaction compute. Their parameters are float32;
             the last layer and the logits are always float32.
         seed: seed of the initial values, which depend only on it and on the parameter's name.
-        optimized_mlp: run `ops.mlp`, see `dlrm.model.layers.mlp.MLP`; the parameters are the same.
+        optimized_mlp: run the native operator in place of the modules where it can be, see
+            `native_parameters`.
         files: directory for the tables' files, see `mapped_zeros`; None keeps them in memory.
 
     Attributes:
         fields_by_rank: the categorical fields whose ids each process takes.
+        products: "native" or "torch", see `ops.choose_products`: whose matrix products a CPU uses.
         attention: the activation unit of each attended list, by number of its field.
         numerical_embedding: embedding of the numerical fields, or None.
-        cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
-        adapters: the parameters of a packed ensemble's members except their heads, or None.
-        scores: the layers after the exchange, of the model or of each member of a mixed ensemble.
-        members: the layers after the exchange of each member of a mixed ensemble, which has no
-            `interact`, `cross`, `top_mlp` and `output`.
+        scores: the layers after the exchange, of the model, which also has them as attributes of
+            its own (`interact`, `top_mlp`, `output`, `cross`, `adapters`), or of each of the
+            `members` of a mixed ensemble.
 
     Raises:
         ValueError: `batch_norm` with several processes.
@@ -83,7 +80,8 @@ class DLRM(nn.Module):
         self.wide = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
             self._make_buffers()
-            self._make_network(seed, optimized_mlp)
+            self._make_network(seed)
+        self.products = ops.choose_products(dtype) if optimized_mlp else "torch"
         self._unchanged: _Unchanged | None = None  # in a block of `weights_unchanged`
         self.to(world.device)
 
@@ -104,27 +102,23 @@ class DLRM(nn.Module):
         means = torch.tensor([pooling == "mean" for pooling in poolings], dtype=torch.bool)
         self.register_buffer("mean_tables", means, persistent=False)
 
-    def _make_network(self, seed: int, optimized_mlp: bool) -> None:
+    def _make_network(self, seed: int) -> None:
         """Makes everything but the tables, on torch's default device."""
-        config = self.config
-        inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
-        self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
-        self.attention = TargetAttention(
-            config.attended, config.embedding_dim, config.attention_hidden, seed
-        )
-        self.numerical_embedding = _numerical_embedding(config, seed)
-        self.scores = make_scores(config, self.bottom_mlp.num_vectors, seed, *options)
-        self.adapters: Adapters | None = None
+        config, dim = self.config, self.config.embedding_dim
+        num_fields = config.num_numerical_features
+        self.bottom_mlp = MLP(num_fields, config.bottom_mlp_sizes, seed, "bottom_mlp", self.dtype)
+        self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
+        self.numerical_embedding: PiecewiseLinear | None = None
+        if config.numerical_embedding != NO_EMBEDDING:
+            sizes = num_fields, dim, config.numerical_bins
+            self.numerical_embedding = PiecewiseLinear(*sizes, seed)
+        self.scores = make_scores(config, seed, self.dtype)
         if config.kinds:
-            self.members = Members(self.scores)
-        else:
-            (only,) = self.scores
-            self.interact, self.cross, self.top_mlp = only.interact, only.cross, only.top_mlp
-            self.output, self.adapters = only.output, only.adapters
-
-    @property
-    def _score(self) -> "Score | Members":
-        return self.members if self.config.kinds else self.scores[0]
+            self.members = nn.ModuleList(self.scores)
+            return
+        (only,) = self.scores
+        self.interact, self.top_mlp, self.output = only.interact, only.top_mlp, only.output
+        self.cross, self.adapters = only.cross, only.adapters
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -161,57 +155,77 @@ class DLRM(nn.Module):
             RuntimeError: an id is outside its table, or lengths do not fit the ids; on the CPU the
                 message names table, row and value.
         """
-        # With gradients the parts run one by one, each with an autograd node of its own.
-        as_one = None
-        if not torch.is_grad_enabled():
-            kept = self._unchanged
-            if kept is not None and not self.training and is_native_on_cpu(numerical, categorical):
-                as_one, tables = kept
-                if tables is not None and lengths is None and received is None:
-                    weight, offsets = tables
-                    rows = ops.Rows(weight, self._hashed(categorical, None), offsets, self.dtype)
-                    return ops.network(numerical.float(), rows, *as_one)
-            else:
-                as_one = self._parameters_of_one_call(numerical.device)
+        native, tables = None, None
+        if not torch.is_grad_enabled() and is_native_on_cpu(numerical, categorical):
+            kept = None if self.training else self._unchanged
+            native, tables = kept or (self.native_parameters(numerical), None)
+        if native and tables and lengths is None and received is None:
+            weight, offsets = tables
+            rows = ops.Rows(weight, self._hashed(categorical, None), offsets, self.dtype)
+            return ops.network(numerical.to(self.dtype), rows, native)
         if received is None:
-            graph = as_one is None
-            received = self.look_up(categorical, lengths, samples_by_rank, id_weights, graph=graph)
-        if as_one:
+            received = self.look_up(
+                categorical, lengths, samples_by_rank, id_weights, graph=native is None
+            )
+        if native:
             embeddings, added = self._received(numerical, received)
-            logits = ops.network(numerical.float(), embeddings, *as_one)
+            logits = ops.network(numerical.to(self.dtype), embeddings, native)
             return logits if added is None else logits + added
-        dense = self.bottom_mlp(numerical)
+        with _own_dtype(numerical):
+            return self._logits(numerical, received)
+
+    def _logits(self, numerical: Tensor, received: Sequence[Callable[[], Tensor]]) -> Tensor:
+        """Runs the modules; see `forward`."""
+        dense = self.bottom_mlp(numerical.float())
         embeddings, added = self._received(numerical, received)
-        score = self._score
-        logits = score(dense, embeddings)
+        logits = self._of_vectors(dense, embeddings)
         if self.training and self.config.self_ensemble:
-            passes = torch.stack([logits, score(dense, embeddings)], -1)
-            logits = passes.view(len(passes), -1, 2)
+            logits = torch.stack([logits, self._of_vectors(dense, embeddings)], -1)
+        elif self.config.packed == 1 and not self.config.kinds:
+            logits = logits.squeeze(1)
         if added is not None:
             logits = logits + added.view(-1, *[1] * (logits.ndim - 1))
         if logits.ndim == 1 or self.training:
             return logits
         return mean_of_members(logits).squeeze(1)
 
-    def gradient_parameters(self, numerical: Tensor) -> "NetworkParameters | None":
-        """Returns the parameters for `add_gradients`; None if only a backward pass will do.
+    def _of_vectors(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        return torch.cat([score(dense, embeddings) for score in self.scores], 1)
 
-        Hooks, frozen MLPs and gradients of inputs need one.
+    def native_parameters(self, inputs: Tensor) -> ops.NetworkParameters | None:
+        """Returns the weights for `ops.network`, which then runs in place of the modules.
+
+        It is None, and the modules run, on a GPU and in one of several processes, with
+        `products` "torch", for other layers than MLPs, dots and a logit, with dropout, for other
+        dtypes, in compiled and traced models, and wherever a module or a parameter has hooks, or a
+        module a `forward` of its own.
+
+        Args:
+            inputs: a tensor on the device of the inputs.
         """
-        if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or numerical.requires_grad:
+        bottom, score, *others = self.bottom_mlp, *self.scores
+        if self.products != "native" or self.world.size > 1 or not is_native_on_cpu(inputs):
             return None
-        if has_hooks(self) or getattr(self.forward, "__func__", None) is not _FORWARD:
+        if others or score.top_mlp.drops():
             return None
-        parameters = self._parameters_of_one_call(numerical.device)
-        if parameters is None:
+        if score.cross is not None or score.adapters is not None:
             return None
-        tensors = _listed_tensors(parameters)
-        trains = any(tensor.requires_grad for tensor in tensors)
-        return parameters if trains and not any(map(is_hooked, tensors)) else None
+        if type(self).forward is not DLRM.forward or any(map(_is_changed, self.modules())):
+            return None
+        kinds = [type(one) for one in (bottom, score.top_mlp, score.interact, score.output)]
+        if kinds != [MLP, MLP, NativeDot, nn.Linear]:
+            return None
+        layers = bottom.fused_layers(), score.top_mlp.fused_layers()
+        weights = [[layer.weight for layer in own] for own in layers]
+        biases = [[layer.bias for layer in own] for own in layers]
+        logit = score.output.weight, score.output.bias
+        parameters = ops.NetworkParameters(weights[0], biases[0], weights[1], biases[1], *logit)
+        narrow = any(one.dtype != torch.float32 for one in parameters.tensors())
+        return None if narrow or not parameters.are_native(self.dtype) else parameters
 
     def add_gradients(
         self,
-        parameters: "NetworkParameters",
+        parameters: ops.NetworkParameters,
         numerical: Tensor,
         received: Sequence[Callable[[], Tensor]],
         labels: Tensor,
@@ -223,7 +237,7 @@ class DLRM(nn.Module):
         `LookUp` give theirs to their tables; autograd does the rest.
 
         Args:
-            parameters: result of `gradient_parameters`.
+            parameters: result of `native_parameters`.
             numerical, received: see `forward`.
             labels, divisor: see `ops.logistic_loss`.
 
@@ -232,9 +246,9 @@ class DLRM(nn.Module):
         """
         embeddings, added = self._received(numerical, received)
         found = ops.network_gradients(
-            numerical.float(), embeddings, *parameters, labels, divisor, added
+            numerical.to(self.dtype), embeddings, parameters, labels, divisor, added
         )
-        for parameter, grad in zip(_listed_tensors(parameters), found.parameters, strict=True):
+        for parameter, grad in zip(parameters.tensors(), found.parameters, strict=True):
             if not parameter.requires_grad:
                 continue
             if parameter.grad is None:
@@ -264,23 +278,6 @@ class DLRM(nn.Module):
         if vectors is not None:
             embeddings = torch.cat([vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
-
-    def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
-        """Returns the parameters for `ops.network`; None if the parts have to run one by one.
-
-        With several processes they do: the bottom MLP runs while vectors are exchanged.
-        """
-        bottom, score = self.bottom_mlp, self._score
-        if self.world.size > 1:
-            return None
-        if not isinstance(bottom, MLP) or not isinstance(score, Score):
-            return None
-        own, others = bottom.native_parameters(), score.native_parameters()
-        if own is None or others is None:
-            return None
-        dtypes = own[0][0].dtype, others[0][0][0].dtype
-        native = all(ops.multiplies_natively(device, self.dtype, dtype) for dtype in dtypes)
-        return (own, *others) if native else None
 
     def look_up(
         self,
@@ -368,25 +365,8 @@ class DLRM(nn.Module):
         initial = Initial(own["seed"], own["embedding_init_scale"], std)
         return initial.added_rows(table, shape, first)
 
-    def one_row_each(self) -> dict[Tensor, list[int]]:
-        """Returns the rows of the tables of some weights; see `JointEmbedding.one_row_each`."""
-        return {k: v for one in self._all_tables() for k, v in one.one_row_each().items()}
-
     def _all_tables(self) -> list[JointEmbedding]:
         return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
-
-    @property
-    def products(self) -> str:
-        """The matrix products of the MLPs on a CPU: "native" or "torch", see `ops.choose_products`.
-
-        It can be set.
-        """
-        return self.bottom_mlp.products
-
-    @products.setter
-    def products(self, products: str) -> None:
-        for layers in self._mlps():
-            layers.products = products
 
     @property
     def random(self) -> torch.Generator | None:
@@ -403,40 +383,40 @@ class DLRM(nn.Module):
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
-        """Does the work that depends only on MLP weights once for all passes of the block.
+        """Decides once for all passes of the block whether the native operator runs.
 
         The block must not change weights, layers or hooks.
         """
-        with ExitStack() as kept:
-            for layers in self._mlps():
-                kept.enter_context(layers.keep_rounded())
-            parameters = self._parameters_of_one_call(self.table_rows.device)
-            if parameters is not None and not self.training:
-                alone = self.wide is None and self.numerical_embedding is None
-                alone = alone and not self._attended
-                self._unchanged = parameters, self.embeddings.operands() if alone else None
-            try:
-                yield
-            finally:
-                self._unchanged = None
+        parameters = self.native_parameters(self.table_rows)
+        if parameters is not None:
+            alone = self.wide is None and self.numerical_embedding is None and not self._attended
+            tables = self.embeddings.weight, self.embeddings.table_offsets
+            self._unchanged = parameters, tables if alone else None
+        try:
+            yield
+        finally:
+            self._unchanged = None
 
 
-def _numerical_embedding(config: DLRMConfig, seed: int) -> PiecewiseLinear | None:
-    if config.numerical_embedding == NO_EMBEDDING:
-        return None
-    sizes = config.num_numerical_features, config.embedding_dim, config.numerical_bins
-    return PiecewiseLinear(*sizes, seed)
-
-
-NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
 # Parameters of `ops.network`; weight and offsets of the tables, if it can look them up itself.
-_Unchanged = tuple[NetworkParameters, tuple[Tensor, Tensor] | None]
+_Unchanged = tuple[ops.NetworkParameters, tuple[Tensor, Tensor] | None]
 
 
-def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:
-    """Returns them in the order of `ops.network_gradients`."""
-    bottom, top, logit = parameters
-    return [*bottom[0], *bottom[1], *top[0], *top[1], *logit]
+def _is_changed(module: nn.Module) -> bool:
+    """Returns whether a module or a parameter of it has hooks, or the module another `forward`."""
+    hooks: list[Any] = [
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    ]
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            hooks += [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+    return any(hooks) or "forward" in module.__dict__
 
 
-_FORWARD = DLRM.forward  # neither overridden nor replaced
+def _own_dtype(values: Tensor) -> AbstractContextManager:
+    """Returns a context without the caller's autocast: layers have dtypes of their own."""
+    device = values.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

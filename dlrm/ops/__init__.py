@@ -32,17 +32,21 @@ from dlrm.ops.joint_embedding_bag import (
 )
 from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
 from dlrm.ops.library import PRODUCTS, choose_products, instruction_set, native_available
-from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
-from dlrm.ops.mlp import (
-    mlp,
-    mlp_logits,
-    mlp_reference,
-    multiplies_natively,
+from dlrm.ops.linear_relu import (
+    linear_relu,
+    linear_relu_reference,
     relu_bias_backward,
     relu_bias_backward_reference,
-    rounded_parameters,
 )
-from dlrm.ops.network import Rows, network, network_gradients, network_gradients_reference
+from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
+from dlrm.ops.network import (
+    NetworkParameters,
+    Rows,
+    network,
+    network_gradients,
+    network_gradients_reference,
+    network_reference,
+)
 from dlrm.ops.piecewise_linear import (
     piecewise_linear,
     piecewise_linear_reference,
@@ -70,6 +74,7 @@ from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
     "ActivationUnits",
+    "NetworkParameters",
     "Rows",
     "POOLINGS",
     "PRODUCTS",
@@ -93,23 +98,21 @@ __all__ = [
     "joint_embedding_gradient",
     "joint_embedding_reference",
     "linear",
+    "linear_relu",
+    "linear_relu_reference",
     "logistic_loss",
     "logistic_loss_reference",
-    "mlp",
-    "mlp_logits",
-    "mlp_reference",
-    "multiplies_natively",
     "native_available",
     "network",
     "network_gradients",
     "network_gradients_reference",
+    "network_reference",
     "piecewise_linear",
     "piecewise_linear_reference",
     "piecewise_tables",
     "raise_device_errors",
     "relu_bias_backward",
     "relu_bias_backward_reference",
-    "rounded_parameters",
     "row_adagrad_",
     "row_adagrad_decay_",
     "row_adagrad_decay_reference",

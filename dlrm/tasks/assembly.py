@@ -64,7 +64,7 @@ class Assembly:
             placement = architecture.placed(world.size)
             if self.trains and not config.optimizers.freeze_embeddings:
                 check_optimizer(placement, config.optimizers)
-        content = zlib.crc32(repr(placement.pieces).encode())
+        content = zlib.crc32(repr(placement.shards).encode())
         check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
         self._agree_on_memory(architecture, placement)
         read = whole.train if self.trains else whole.test

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World, gather
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Shard
 from dlrm.metrics.clicks import click_metrics, fraction_metrics
 from dlrm.model.layers.packed import mean_of_members
 from dlrm.model.tables.joint import JointEmbedding
@@ -29,7 +29,7 @@ class ClickTask(Task):
 
     Args:
         model: `model(batch)` returns the logits of the samples of a `Batch`, `[samples]`. Its
-            tables, if any, are modules that `dlrm.model.layouts.make_tables` makes.
+            tables, if any, are modules that `dlrm.model.tables.joint.make_tables` makes.
         world: the processes that train together.
         auc_on_cpu: collect scores in host memory instead of on the device.
         has_clicks: labels are 0 or 1; otherwise they are fractions, evaluated by log loss only.
@@ -139,8 +139,8 @@ class ClickTask(Task):
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
-        """Returns the parameters that hold tables, each with its pieces of tables by number."""
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Shard]]]:
+        """Returns the parameters that hold tables, each with its shards of tables by number."""
         return [one for tables in self._tables() for one in tables.table_parameters()]
 
     def _tables(self) -> list[JointEmbedding]:
@@ -166,7 +166,7 @@ class ClickTask(Task):
             low, sizes = dict[Tensor, Tensor](), dict[Tensor, list[int]]()
             for own in self._tables():
                 low |= own.lower_halves()
-                sizes |= own.one_row_each() if one_look_up else {}
+                sizes |= own.single_hot_table_sizes() if one_look_up else {}
             kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
             result.append(table_optimizer(kind, groups["tables"], low, sizes, *l2))
         if groups["dense"] and not config.freeze_mlps:

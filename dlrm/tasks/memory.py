@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from dlrm.distributed import World, agreed, gather
-from dlrm.distributed.placement import Piece, Placement
+from dlrm.distributed.placement import Placement, Shard
 from dlrm.machine import host_memory, machine
 from dlrm.model.config import DLRMConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -46,9 +46,9 @@ class Footprint:
         """Returns a lower bound on the bytes of a batch: its looked-up rows, in 16 bits or more."""
         return self.samples * len(self.config.table_sizes) * 2 * self.config.embedding_dim
 
-    def of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
+    def of(self, shards: Iterable[Shard]) -> tuple[int, int]:
         """Returns the bytes of values, with wide weights, and those of the optimizer's state."""
-        rows, chosen = sum(piece.num_rows for piece in pieces), self.optimizers
+        rows, chosen = sum(shard.num_rows for shard in shards), self.optimizers
         dims = [self.config.embedding_dim] + [1] * self.config.wide
         values = rows * 4 * sum(dims)
         if chosen is None or chosen.freeze_embeddings:

@@ -7,12 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dlrm import ops
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import Readable, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
-from dlrm.model.dlrm import DLRM, NetworkParameters
+from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
@@ -97,14 +98,23 @@ class Recommendation(ClickTask):
         self._before_look_up(batch)
         return super().loss(batch)
 
-    def _gradient_parameters(self, batch: Batch) -> NetworkParameters | None:
-        """Returns the parameters for `_gradients`; None if `loss` needs a backward pass."""
-        methods = tuple(getattr(one, "__func__", None) for one in (self.loss, self.predict))
-        if methods != _AS_HERE or batch.weights is not None:
-            return None
-        return self.model.gradient_parameters(batch.numerical)
+    def gradients_of(self, first: Batch, scaler: LossScaler) -> Callable[[Batch], Tensor]:
+        """Does the same as `Task.gradients_of`, without a backward pass where none is needed.
 
-    def _gradients(self, parameters: NetworkParameters, batch: Batch) -> Tensor:
+        Sample weights, a loss scale, frozen MLPs and gradients of inputs need one.
+        """
+        methods = tuple(getattr(one, "__func__", None) for one in (self.loss, self.predict))
+        needed = methods != _AS_HERE or scaler.scale is not None or first.weights is not None
+        if needed or torch.is_anomaly_enabled() or first.numerical.requires_grad:
+            return super().gradients_of(first, scaler)
+        parameters = self.model.native_parameters(first.numerical)
+        if not torch.is_grad_enabled() or parameters is None:
+            return super().gradients_of(first, scaler)
+        if not any(tensor.requires_grad for tensor in parameters.tensors()):
+            return super().gradients_of(first, scaler)
+        return partial(self._gradients, parameters)
+
+    def _gradients(self, parameters: ops.NetworkParameters, batch: Batch) -> Tensor:
         """Adds the gradients of `loss`, which it returns without a graph."""
         self._before_look_up(batch)
         divisor = batch.global_size or self.num_samples(batch)
@@ -116,12 +126,6 @@ class Recommendation(ClickTask):
         if self._deferring:
             rows = self.model.rows(batch.categorical, batch.lengths)  # of the wide term, too
             self._deferring.catch_up(rows)
-
-    def gradients_of(self, first: Batch, scaler: LossScaler) -> Callable[[Batch], Tensor]:
-        parameters = None if scaler.scale is not None else self._gradient_parameters(first)
-        if parameters:
-            return partial(self._gradients, parameters)
-        return super().gradients_of(first, scaler)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.distributed import Pipelines
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Shard
 from dlrm.train.cuda_graph import CudaRecorder
 from dlrm.train.log import Loader
 from dlrm.train.precision import LossScaler
@@ -51,7 +51,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Shard]]]:
         """Returns the parameters that hold tables, with their contents; see `Parameters`."""
         return ()
 

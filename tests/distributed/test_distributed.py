@@ -165,12 +165,12 @@ def test_tables_are_whole_or_equally_split(ranks, rows, data):
     assert placement.is_whole == (not split)
     assert placement.tables_by_rank() == [[*range(len(rows))], *[sorted(split)] * (ranks - 1)]
     for table, expected in enumerate(rows):
-        pieces = [piece for piece in placement.pieces if piece.table == table]
-        edges = [piece.rows for piece in pieces]
+        shards = [shard for shard in placement.shards if shard.table == table]
+        edges = [shard.rows for shard in shards]
         assert [begin for begin, _ in edges] == [0, *(end for _, end in edges[:-1])]
         assert edges[-1][1] == expected
-        assert [piece.rank for piece in pieces] == ([*range(ranks)] if table in split else [0])
-        counts = [piece.num_rows for piece in pieces]
+        assert [shard.rank for shard in shards] == ([*range(ranks)] if table in split else [0])
+        counts = [shard.num_rows for shard in shards]
         assert 0 < max(counts) - min(counts) + 1 <= 2
     fields = placement.fields_by_rank([0, *range(len(rows)), 0])
     assert fields[0] == [*range(len(rows) + 2)]

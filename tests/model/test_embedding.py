@@ -24,8 +24,11 @@ LARGE = DLRMConfig(  # the first table has four million values and the last has 
 LAYOUTS = [{"embedding_dtype": "fp32"}, {"embedding_dtype": "bf16"}]
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_table_has_the_values_of_one_draw(layout):
+def test_a_table_has_the_values_of_one_draw(layout, threads):
+    torch.set_num_threads(threads)
     model = DLRM(dataclasses.replace(LARGE, **layout), seed=3)
     tables = model.embeddings.tables()
     assert [len(table) for table in tables] == [130_001, 5, 0]
@@ -36,31 +39,8 @@ def test_a_table_has_the_values_of_one_draw(layout):
         assert torch.equal(table, expected)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkeypatch):
-    """Lets all threads fill it; the first stream is the one a smaller table would use."""
-    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 1000)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        config = dataclasses.replace(LARGE, table_sizes=(2001, 1000), **layout)
-        tables = DLRM(config, seed=3).embeddings.tables()
-    finally:
-        torch.set_num_threads(before)
-    bound = 2001**-0.5
-    streams = {"0": (0, 1000), "0.1000": (1000, 2000), "0.2000": (2000, 2001)}
-    for name, (begin, end) in streams.items():
-        expected = torch.empty(end - begin, 33).uniform_(-bound, bound, generator=drawn(name))
-        assert torch.equal(tables[0][begin:end], expected)
-    bound = 1000**-0.5
-    expected = torch.empty(1000, 33).uniform_(-bound, bound, generator=drawn("1"))
-    assert torch.equal(tables[1], expected)
-
-
 @pytest.mark.parametrize("first", [0, 4, 12, 25])
 def test_appended_rows_are_the_last_rows_of_new_tables(first, monkeypatch):
-    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 8)
     monkeypatch.setattr("dlrm.model.tables.initial._VALUES_AT_ONCE", 9)  # of three rows
     found = Initial(seed=3).added_rows(0, (25, 3), first)
     expected = [joint(rows)[0][-1] for rows in range(first + 1, 26)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm.model.tables.placement import nvidia_order, place_tables
+from dlrm.model.tables.placement import place_tables
 
 CRITEO = [  # rows of the Criteo Terabyte tables with a frequency limit of 15
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11),
@@ -29,7 +29,6 @@ CRITEO = [  # rows of the Criteo Terabyte tables with a frequency limit of 15
     ids=lambda expected: f"{len(expected)} ranks",
 )
 def test_nvidias_placement_of_criteo(expected):
-    assert nvidia_order(CRITEO, len(expected)) == expected
     assert place_tables(CRITEO, len(expected), "nvidia") == [sorted(own) for own in expected]
 
 
@@ -49,8 +48,3 @@ def test_no_rank_has_more_than_its_share_of_lookups_and_rows_follow(num_ranks):
     rows = [sum(CRITEO[table] for table in own) for own in places]
     # No placement gives the fullest rank less than an equal share, or than the largest table.
     assert max(rows) <= 1.2 * max(sum(CRITEO) / num_ranks, *CRITEO)
-
-
-def test_tables_that_are_looked_up_more_often_count_for_more():
-    places = place_tables([100, 90, 80, 70], 2, lookups=[30, 1, 1, 1])
-    assert places == [[0], [1, 2, 3]]

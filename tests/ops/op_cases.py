@@ -205,20 +205,6 @@ def attended_calls():
     ]
 
 
-def mlp_inputs(shape, dtype):
-    """Half-precision values are positive, so no ReLU is active for one and not for the other."""
-    batch, *widths = shape[0], shape[1], *shape[2]
-    random = seeded(0)
-    pairs = list(itertools.pairwise(widths))
-    tensors = [torch.randn(batch, widths[0], generator=random)]
-    tensors += [torch.randn(b, a, generator=random) / max(a, 1) ** 0.5 for a, b in pairs]
-    tensors += [torch.randn(size, generator=random) for size in widths[1:]]
-    if dtype != torch.float32:
-        tensors = [tensor.abs().to(dtype).float() for tensor in tensors]
-    tensors[0] = tensors[0].to(dtype)
-    return [tensor.requires_grad_() for tensor in tensors]
-
-
 def linear_inputs(shape, dtype):
     rows, inputs, outputs = shape
     random = seeded(inputs, outputs)
@@ -227,23 +213,67 @@ def linear_inputs(shape, dtype):
     return [tensor.to(dtype).requires_grad_() for tensor in tensors]
 
 
-def layers(tensors):
-    half = len(tensors) // 2
-    return [*tensors[:half]], [*tensors[half:]]
+def linear_relu_inputs(shape, dtype):
+    """Half-precision values are positive, so no ReLU is active for one and not for the other."""
+    inputs, *parameters = (tensor.detach() for tensor in linear_inputs(shape, torch.float32))
+    if dtype != torch.float32:
+        inputs, *parameters = (t.abs().to(dtype).float() for t in (inputs, *parameters))
+    return [tensor.requires_grad_() for tensor in (inputs.to(dtype), *parameters)]
 
 
-def mlp(inputs, *parameters):
-    rounded = [tensor.detach().to(inputs.dtype) for tensor in parameters]
-    return ops.mlp(inputs, *layers(parameters), rounded)
+NETWORKS = [  # batch, fields, tables, layers of the bottom MLP (the last is dim), of the top MLP
+    (1, 13, 26, (32, 16), (24, 8)),
+    (4, 5, 3, (8,), (7,)),
+    (5, 0, 2, (4,), (9, 3)),  # no fields: biases alone
+    (0, 4, 3, (8,), (5,)),
+    # Batches around whole tiles and runs, and more rows than one sum of a gradient has.
+    *((2, 13, 2, (128, 64, 16), (1, 63)), (6, 65, 1, (1,), (63,)), (23, 16, 3, (33, 17), (80,))),
+    *((25, 13, 2, (64, 16), (33, 17)), (97, 65, 1, (3,), (63, 65)), (1025, 16, 4, (33,), (17,))),
+    (300, 13, 26, (128, 64, 16), (256, 128)),
+    (1031, 70, 5, (65, 40), (3, 4)),
+]
 
 
-def mlp_calls():
-    inputs, *parameters = (t.detach() for t in mlp_inputs((3, 4, (5, 2)), torch.float32))
-    pair = torch.randn(5, 7), torch.randn(5, 7).relu()
-    return [
-        (OPS.mlp, (inputs, *layers(parameters), None, None, False), {}),
-        (OPS.relu_bias_backward, pair, {}),
-    ]
+def network_inputs(shape, dtype):
+    """Returns numbers, embeddings, labels, added logits, and `NetworkParameters.tensors`.
+
+    Half-precision values are positive, so no ReLU is active for one and not for the other.
+    """
+    batch, fields, tables, bottom, top = shape
+    random = seeded(batch, fields, tables)
+
+    def drawn(*size):
+        values = torch.randn(size, generator=random)
+        return values if dtype == torch.float32 else values.abs()
+
+    def layers(width, sizes):
+        pairs = [*itertools.pairwise((width, *sizes))]
+        weights = [
+            drawn(b, a) / max(a, 1) ** (0.5 if dtype == torch.float32 else 1) for a, b in pairs
+        ]
+        return [*weights, *(drawn(b) for _, b in pairs)]
+
+    width = ops.interaction_width(tables, bottom[-1])
+    numbers = drawn(batch, fields), drawn(batch, tables, bottom[-1])
+    labels = torch.randint(2, (batch,), generator=random).float()
+    parameters = *layers(fields, bottom), *layers(width, top), *layers(top[-1], (1,))
+    rounded = [one.to(dtype).float() for one in parameters]
+    return [*(one.to(dtype) for one in numbers), labels, drawn(batch), *rounded]
+
+
+def network(gradients):
+    def run(numerical, embeddings, labels, added, *tensors):
+        lists = [[*some] for _, some in itertools.groupby(tensors, lambda one: one.dim())]
+        *mlps, (weight,), (bias,) = lists
+        parameters = ops.NetworkParameters(*mlps, weight, bias)
+        found = gradients(numerical, embeddings, parameters, labels, 7.0, added)
+        return found.loss, found.added_logits, found.embeddings, *found.parameters
+
+    return run
+
+
+def relu_bias_backward_calls():
+    return [(OPS.relu_bias_backward, (torch.randn(5, 7), torch.randn(5, 7).relu()), {})]
 
 
 def piecewise_inputs(shape, dtype):
@@ -430,29 +460,24 @@ CASES = [
         for weighted, kind in ((True, None), (False, torch.float32))
     ),
     OpCase(
-        "mlp",
-        mlp,
-        lambda inputs, *parameters: ops.mlp_reference(inputs, *layers(parameters)),
-        mlp_inputs,
-        [  # batch, inputs, sizes of the layers
-            (1, 1, (1,)),
-            (300, 13, (512, 256, 128)),  # the Criteo model's bottom, and sums of several parts
-            (5, 7, (19, 3, 33)),  # nothing divides anything
-            (0, 4, (8, 2)),
-            (3, 0, (5,)),  # no inputs: biases alone
-            (4, 6, ()),  # no layers
-            # Batches around whole tiles and runs, and more rows than one sum of a gradient has.
-            *((2, 13, (128, 64, 16)), (6, 65, (1, 63)), (23, 16, (33, 17, 80))),
-            *((25, 13, (128, 64, 16)), (97, 65, (1, 63)), (1025, 16, (33, 17, 80))),
-            (1031, 70, (65, 40, 3)),
-        ],
-        mlp_calls,
+        "network",
+        network(ops.network_gradients),
+        network(ops.network_gradients_reference),
+        network_inputs,
+        NETWORKS,
+        lambda: [],  # see test_network.py
+        FLOATS[:2],
         close={"atol": 1e-4, "rtol": 1e-4},
-        drawn=st.tuples(
-            st.integers(0, 600),
-            st.integers(1, 70),
-            st.lists(st.integers(1, 70), min_size=1, max_size=3),
-        ),
+        roundings=4,
+    ),
+    OpCase(
+        "linear_relu",
+        ops.linear_relu,
+        ops.linear_relu_reference,
+        linear_relu_inputs,
+        [((1,), 1, 1), ((5,), 7, 19), ((0,), 4, 8), ((3,), 0, 5), ((300,), 13, 512)],
+        relu_bias_backward_calls,
+        close={"atol": 1e-4, "rtol": 1e-4},
     ),
     OpCase(
         "linear",

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dlrm import ops
-from dlrm.model.layers.mlp import mlp
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.ops import library as products
 
 
@@ -30,9 +31,9 @@ def test_the_processors_units_decide(units, amx, float32, bfloat16, monkeypatch)
 
 
 def test_the_choice_decides_what_runs(native):
-    network = mlp(6, (8,), 0, "mlp")
-    for chosen, ran in (("native", "dlrm::mlp"), ("torch", "mkldnn::_linear_pointwise")):
-        network.products = chosen
-        with torch.profiler.profile() as profiler:
-            network(torch.randn(5, 6))
+    model = DLRM(DLRMConfig((5,), 6, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(8, 1)))
+    for chosen, ran in (("native", "dlrm::network"), ("torch", "mkldnn::_linear_pointwise")):
+        model.products = chosen
+        with torch.no_grad(), torch.profiler.profile() as profiler:
+            model(torch.randn(5, 6), torch.zeros(5, 1, dtype=torch.int64))
         assert ran in {event.key for event in profiler.key_averages()}

@@ -120,7 +120,7 @@ def tables_of(trainer):
         values = part.weight.detach()[own].float()
         if id(part.weight) in low:
             values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
-        found.append((part.table, part.piece, values.clone()))
+        found.append((part.table, part.shard, values.clone()))
     dims = (DIM, 1) if trainer.task.model.config.wide else (DIM,)
     tables = [torch.full((rows, dim), torch.nan) for dim in dims for rows in SIZES]
     for theirs in gather(found, trainer.world):

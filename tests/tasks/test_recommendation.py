@@ -264,7 +264,7 @@ ONE_CALL = [
 
 
 def in_one_call(subject):
-    return subject.model.gradient_parameters(batch().numerical) is not None
+    return subject.model.native_parameters(batch().numerical) is not None
 
 
 def gradients(subject, of_batches, hotness):
@@ -297,13 +297,15 @@ def test_gradients_in_one_call_are_those_of_autograd(changes, parts, hotness):
     assert not in_one_call(autograd)
     loss, found = gradients(ours, parts, hotness)
     expected_loss, expected = gradients(autograd, parts, hotness)
-    assert torch.equal(loss, expected_loss)
+    exact = ours.model.dtype == torch.float32
+    close = {"atol": 1e-6, "rtol": 1e-4} if exact else {"atol": 5e-3, "rtol": 0.05}
+    torch.testing.assert_close(loss, expected_loss, **close)
     assert found.keys() == expected.keys()
     assert found["top_mlp.0.weight"] is None
     for name, grad in found.items():
         if name != "top_mlp.0.weight":
             assert grad.abs().max() > 0
-            assert torch.equal(grad, expected[name]), name
+            torch.testing.assert_close(grad, expected[name], **close)
 
 
 @pytest.mark.parametrize("of", ["weight", "forward", "backward", "replaced"])
@@ -323,9 +325,9 @@ def test_hooks_of_tables_are_called(tables, of):
     loss, found = gradients(subject, 1, 1)
     assert len(called) == 1
     expected_loss, expected = gradients(plain, 1, 1)
-    assert torch.equal(loss, expected_loss)
+    torch.testing.assert_close(loss, expected_loss)
     for name, grad in found.items():
-        assert torch.equal(grad, expected[name]), name
+        torch.testing.assert_close(grad, expected[name], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("by_autograd", [False, True])

@@ -63,7 +63,7 @@ def tables_of(model):
 def gradients(task):
     found = []
     for weight, held in task.table_parameters():
-        rows = [piece.num_rows for piece in held.values()]
+        rows = [shard.num_rows for shard in held.values()]
         found += weight.grad.to_dense().split(rows)
     return found
 
@@ -140,7 +140,7 @@ ATTENDED = {"table_poolings": (None, None, "attention"), "field_targets": (None,
 @pytest.mark.parametrize("users", [7, 70])  # 70: auto splits their table, and not the attended one
 def test_two_ranks_attend_as_one(ranks, tmp_path, users):
     split = config(users, placement="auto", **ATTENDED).placed(2)
-    assert [piece.table for piece in split.pieces if not piece.is_whole] == [1, 1] * (users == 70)
+    assert [shard.table for shard in split.shards if not shard.is_whole] == [1, 1] * (users == 70)
     model = check_two_ranks(ranks, tmp_path, "auto", True, users=users, **ATTENDED)
     initial = DLRM(config(users, wide=True, **ATTENDED), seed=2).attention["2"]
     assert not torch.equal(model.attention["2"].weight, initial.weight)
@@ -151,7 +151,7 @@ def test_two_ranks_attend_as_one(ranks, tmp_path, users):
     [
         ((0, 0, 1), r"field 1: expected the next number, 1, or that of a table of 7 rows"),
         ((0, 2, 0), r"field 1: expected the next number, 1, .* got 2"),
-        ((0, 1), r"expected a number for each of 3 fields, got 2"),
+        ((0, 1), r"expected those of 3 fields, got 2"),
     ],
 )
 def test_tables_that_do_not_fit_are_named(tables, said):

@@ -1,10 +1,12 @@
 """Quadratic layers over the vectors of a sample (QNN-alpha; Li et al., 2025, arXiv 2505.17999)."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.interaction import Interaction
-from dlrm.model.layers.mlp import mlp, without_norms
+from dlrm.model.layers.mlp import MLP
 
 
 class QuadraticLayers(Interaction):
@@ -19,7 +21,7 @@ class QuadraticLayers(Interaction):
         batch_norm: normalize each W_r x + b_r.
         dropout: share of the factors that training sets to 0.
         seed: seed of the initial values, which also depend on the names of the weights.
-        dtype, optimized: see `MLP`.
+        dtype: see `MLP`.
     """
 
     def __init__(
@@ -32,34 +34,12 @@ class QuadraticLayers(Interaction):
         dropout: float = 0.0,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
-        optimized: bool = True,
     ) -> None:
         super().__init__(num_vectors, dim)
         self.width = num_vectors * dim
-        options = dtype, optimized, batch_norm, dropout
+        sizes, options = [rows * self.width], (dtype, batch_norm, dropout)
         self.layers = nn.ModuleList(
-            mlp(self.width, [rows * self.width], seed, f"quadratic.{index}", *options)
-            for index in range(layers)
-        )
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        values = torch.cat([dense, embeddings.flatten(1)], dim=1)
-        for layer in self.layers:
-            factors = layer(values).unflatten(1, (-1, self.width)).sum(1)
-            values = torch.addcmul(values, values, factors)
-        return values
-
-    def exportable(self) -> tuple[nn.Module, list[int] | None]:
-        return _PlainLayers(self), None
-
-
-class _PlainLayers(nn.Module):
-    """The same in plain operators, with batch norm folded into the weights."""
-
-    def __init__(self, trained: QuadraticLayers) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(*without_norms(layer.children())) for layer in trained.layers
+            MLP(self.width, sizes, seed, f"quadratic.{index}", *options) for index in range(layers)
         )
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -69,3 +49,9 @@ class _PlainLayers(nn.Module):
             factors = factors.view(factors.shape[0], -1, values.shape[1]).sum(1)
             values = torch.addcmul(values, values, factors)
         return values
+
+    def exportable(self) -> tuple[nn.Module, list[int] | None]:
+        plain = [layer.exportable() for layer in self.layers if isinstance(layer, MLP)]
+        exported = copy.copy(self)
+        exported._modules = {"layers": nn.ModuleList(plain)}
+        return exported, None

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World, exchange
-from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.layers.hooks import has_hooks, is_hooked
+from dlrm.distributed.placement import Placement, Shard
+from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.files import mapped_zeros
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.layout import Bags
 
-TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
+TableParameters = list[tuple[nn.Parameter, Mapping[int, Shard]]]
 _ZEROS = Initial(scale=0.0)
 Vectors = Callable[[], Tensor]  # waits, and returns them
 
@@ -49,8 +49,8 @@ class JointEmbedding(nn.Module):
         super().__init__()
         self.placement, self.world = placement, world
         self._tables, self._files = list(tables), files
-        self.pieces = {piece.table: piece for piece in placement.of_rank(world.rank)}
-        self.table_sizes = [piece.num_rows for piece in self.pieces.values()]
+        self.shards = {shard.table: shard for shard in placement.of_rank(world.rank)}
+        self.table_sizes = [shard.num_rows for shard in self.shards.values()]
         offsets = [0, *accumulate(self.table_sizes)]
         weight = self._empty(offsets[-1], dtype)
         self.weight = nn.Parameter(weight)
@@ -59,31 +59,31 @@ class JointEmbedding(nn.Module):
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
-        initial.fill([weight[part] for part in own], lows, self.pieces)
+        initial.fill([weight[part] for part in own], lows, self.shards)
         self._make_buffers(offsets)
 
     def _make_buffers(self, offsets: list[int]) -> None:
         """Makes what depends on the fields that this process looks up."""
         by_rank = self.placement.fields_by_rank(self._tables)
-        own, numbers = by_rank[self.world.rank], list(self.pieces)
+        own, numbers = by_rank[self.world.rank], list(self.shards)
         places = [numbers.index(self._tables[field]) for field in own]
         self._shares = places != [*range(len(numbers))]  # own fields have the same table
         if self._shares:
             offsets = [[offsets[place + i] for place in places] for i in (0, 1)]  # type: ignore[misc]
         self.table_offsets: Tensor
         self._register("table_offsets", offsets)
-        split = {piece.table for piece in self.placement.pieces if not piece.is_whole}
+        split = {shard.table for shard in self.placement.shards if not shard.is_whole}
         self._sharded = [field for field, table in enumerate(self._tables) if table in split]
         self._sent_by_rank = [self._numbers_of_vectors(*rank) for rank in enumerate(by_rank)]
         if not self._sharded:
             return
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-        pieces = [self.pieces[self._tables[field]] for field in own]
-        rows = [piece.shape[0] for piece in pieces]
+        shards = [self.shards[self._tables[field]] for field in own]
+        rows = [shard.shape[0] for shard in shards]
         # A bad id belongs to the first or last shard, whose look-up reports it.
         ranges = [
-            [piece.rows[0] or lowest for piece in pieces],
-            [piece.rows[1] if piece.rows[1] < piece.shape[0] else greatest for piece in pieces],
+            [shard.rows[0] or lowest for shard in shards],
+            [shard.rows[1] if shard.rows[1] < shard.shape[0] else greatest for shard in shards],
         ]
         self._first: Tensor
         self._ranges: Tensor
@@ -91,7 +91,7 @@ class JointEmbedding(nn.Module):
         self._whole_offsets: Tensor
         self._added_to: Tensor
         buffers: dict[str, Sequence[int] | list[list[int]]] = {
-            "_first": [piece.rows[0] for piece in pieces],
+            "_first": [shard.rows[0] for shard in shards],
             "_ranges": ranges,
             "_rows": rows,
             "_whole_offsets": [0, *accumulate(rows)],
@@ -125,14 +125,14 @@ class JointEmbedding(nn.Module):
         return list(map(ops.join_float32, tables, self.weight_low.split(self.table_sizes)))
 
     def table_parameters(self) -> TableParameters:
-        """Returns the parameters that hold tables, each with its pieces by table, in order."""
-        return [(self.weight, self.pieces)]
+        """Returns the parameters that hold tables, each with its shards by table, in order."""
+        return [(self.weight, self.shards)]
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
         """Returns the lower halves of the values of a bfloat16 weight, by weight."""
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
-    def one_row_each(self) -> dict[Tensor, list[int]]:
+    def single_hot_table_sizes(self) -> dict[Tensor, list[int]]:
         """Returns the rows of the tables of the weight, if `ops.row_sgd_` may rely on them.
 
         A sample with one id per field then looks up one row of each of them.
@@ -154,11 +154,6 @@ class JointEmbedding(nn.Module):
         """Looks up ids `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""
         return ops.joint_embedding(self.weight, ids, self.table_offsets, dtype=dtype)
 
-    def operands(self) -> tuple[Tensor, Tensor] | None:
-        """Returns weight and offsets if a look-up is `ops.joint_embedding` and nothing else."""
-        replaced = getattr(self.forward, "__func__", None) is not _FORWARD
-        return None if replaced or has_hooks(self) else (self.weight, self.table_offsets)
-
     def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         """Looks up, and starts to send every process the vectors of its samples.
 
@@ -170,9 +165,12 @@ class JointEmbedding(nn.Module):
             A function that waits and returns the vectors of all fields, `[own samples, fields,
             dim]`.
         """
-        alone = not graph and bags.lengths is None and self.world.size == 1
-        if alone and (found := self._without_graph(bags.ids, dtype)):
-            return found
+        weight = self.weight
+        narrowed = weight.requires_grad and weight.grad_dtype not in (None, dtype)
+        if not graph and bags.lengths is None and self.world.size == 1 and not narrowed:
+            offsets = self.table_offsets
+            vectors = ops.joint_embedding(weight.detach(), bags.ids, offsets, dtype=dtype)
+            return LookUp(self, bags.ids, vectors)
         own = self._of_shards(bags) if self._sharded else bags
         if own.lengths is None:
             vectors = self(own.ids, dtype=dtype)
@@ -180,16 +178,6 @@ class JointEmbedding(nn.Module):
             vectors = own.pooled(self.weight, self.table_offsets, dtype)
         received = exchange(vectors, self._sent_by_rank, self.world, bags.samples_by_rank)
         return (lambda: self._added(received())) if self._sharded else received
-
-    def _without_graph(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
-        """Looks up ids `[batch, fields]`; None if autograd or a hook is needed."""
-        weight = self.weight
-        if self.operands() is None or is_hooked(weight):
-            return None
-        if weight.requires_grad and weight.grad_dtype not in (None, dtype):
-            return None
-        vectors = ops.joint_embedding(weight.detach(), ids, self.table_offsets, dtype=dtype)
-        return LookUp(self, ids, vectors)
 
     def _of_shards(self, bags: Bags) -> Bags:
         """Returns bags without the ids whose rows other processes have.
@@ -239,9 +227,6 @@ class JointEmbedding(nn.Module):
         return bags.ids + begins[fields]
 
 
-_FORWARD = JointEmbedding.forward  # neither overridden nor replaced
-
-
 @dataclass
 class LookUp:
     """Vectors without a graph; a call returns them.
@@ -270,3 +255,22 @@ class LookUp:
             weight.grad = sparse
         else:
             weight.grad += sparse
+
+
+def make_tables(
+    config: DLRMConfig,
+    placement: Placement,
+    world: World = World(),
+    seed: int = 0,
+    files: str | None = None,
+) -> JointEmbedding:
+    """Returns the tables of vectors, or shards of them, that a process holds.
+
+    Args:
+        world: the processes; the tables are made on its device.
+        files: directory for the tables' files, see `mapped_zeros`; None keeps them in memory.
+    """
+    std = config.embedding_init_std if config.embedding_init == "normal" else None
+    initial = Initial(seed, config.embedding_init_scale, std)
+    dtype = torch.bfloat16 if config.embedding_dtype == "bf16" else torch.float32
+    return JointEmbedding(placement, config.tables, world, initial, dtype, files)

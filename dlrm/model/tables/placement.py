@@ -1,34 +1,36 @@
-"""Assignment of whole embedding tables to processes."""
+"""Assignment of embedding tables to processes."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 PLACEMENTS = ("balanced", "nvidia")
 AUTO = "auto"
 
 
 def place_tables(
-    table_sizes: Sequence[int],
-    num_ranks: int,
-    placement: str = "balanced",
-    lookups: Sequence[int] | None = None,
+    table_sizes: Sequence[int], num_ranks: int, placement: str = "balanced"
 ) -> list[list[int]]:
     """Returns the tables of each rank, whole tables, in ascending order.
 
-    "balanced" gives the largest remaining table to the rank with the fewest rows, among the ranks
-    that do not have their share of the lookups yet. "nvidia" is NVIDIA's greedy placement, which
-    leaves rank 0 without tables when there are more than four ranks.
+    Tables go, largest first, to the rank with the fewest rows among those without their full share
+    of tables (DeepLearningExamples, PyTorch DLRM, `get_device_mapping`). "nvidia" leaves rank 0
+    without tables, as NVIDIA's program does, when there are more than four ranks.
 
     Args:
         table_sizes: rows of each table.
         num_ranks: 1 or more; ranks beyond the number of tables get none.
         placement: one of `PLACEMENTS`.
-        lookups: lookups of a sample in each table, in any unit; by default equal for all.
     """
-    if placement == "nvidia":
-        places = nvidia_order(table_sizes, num_ranks)
-    else:
-        places = _balanced(table_sizes, num_ranks, lookups or [1] * len(table_sizes))
-    return [sorted(tables) for tables in places]
+    without = 1 if placement == "nvidia" and num_ranks > 4 else 0
+    most = -(-len(table_sizes) // (num_ranks - without))
+    live: list[list[int]] = [[] for _ in range(num_ranks - without)]
+    full: list[list[int]] = []
+    for table in sorted(range(len(table_sizes)), key=lambda table: -table_sizes[table]):
+        live[0].append(table)
+        if len(live[0]) == most:
+            full.append(live.pop(0))
+        live.sort(key=lambda tables: sum(table_sizes[t] for t in tables))
+    empty: list[list[int]] = [[]] * without
+    return [sorted(tables) for tables in empty + full + live]
 
 
 def larger_than_a_share(table_sizes: Sequence[int], num_ranks: int) -> list[int]:
@@ -40,37 +42,18 @@ def larger_than_a_share(table_sizes: Sequence[int], num_ranks: int) -> list[int]
     return [table for table, rows in enumerate(table_sizes) if num_ranks > 1 and rows > least]
 
 
-def _balanced(
-    table_sizes: Sequence[int], num_ranks: int, lookups: Sequence[int]
-) -> list[list[int]]:
-    share = sum(lookups) / num_ranks
-    places: list[list[int]] = [[] for _ in range(num_ranks)]
-    rows, load = [0] * num_ranks, [0] * num_ranks
-    for table in _by_rows(table_sizes):
-        rank = min((r for r in range(num_ranks) if load[r] < share), key=rows.__getitem__)
-        places[rank].append(table)
-        rows[rank] += table_sizes[table]
-        load[rank] += lookups[table]
-    return places
+def divide_tables(
+    table_sizes: Sequence[int], num_ranks: int, placement: str, kept_whole: Container[int] = ()
+) -> tuple[list[list[int]], list[int]]:
+    """Returns the whole tables of each rank, and the tables of which every rank has a shard.
 
-
-def nvidia_order(table_sizes: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Returns NVIDIA's placement, with the tables of each rank in NVIDIA's order.
-
-    Tables go, largest first, to the rank with the fewest rows among those without their full share
-    of tables (DeepLearningExamples, PyTorch DLRM, `get_device_mapping`).
+    Args:
+        placement: one of `PLACEMENTS`, or `AUTO`, for which tables larger than a rank's share have
+            shards.
+        kept_whole: tables without shards.
     """
-    buckets = num_ranks - 1 if num_ranks > 4 else num_ranks
-    most = -(-len(table_sizes) // buckets)
-    live: list[list[int]] = [[] for _ in range(buckets)]
-    full: list[list[int]] = []
-    for table in _by_rows(table_sizes):
-        live[0].append(table)
-        if len(live[0]) == most:
-            full.append(live.pop(0))
-        live.sort(key=lambda tables: sum(table_sizes[t] for t in tables))
-    return [[] for _ in range(num_ranks - buckets)] + full + live
-
-
-def _by_rows(table_sizes: Sequence[int]) -> list[int]:
-    return sorted(range(len(table_sizes)), key=lambda table: -table_sizes[table])
+    larger = larger_than_a_share(table_sizes, num_ranks) if placement == AUTO else []
+    sharded = [table for table in larger if table not in kept_whole]
+    whole = [table for table in range(len(table_sizes)) if table not in sharded]
+    places = place_tables([table_sizes[table] for table in whole], num_ranks, placement)
+    return [[whole[place] for place in own] for own in places], sharded

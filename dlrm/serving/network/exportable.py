@@ -1,7 +1,7 @@
-"""The exported form of the network: plain operators over tables of 32 or 16 bits.
+"""The exported form of the network: its modules, and look-ups in plain operators.
 
-TorchScript and ONNX export this module, so their results agree. An id outside its table is treated
-as id 0, unknown.
+TorchScript and ONNX export this module, so their results agree. A trained network refuses an id
+outside its table; a served one, which has no such operators, treats it as id 0, unknown.
 """
 
 import copy
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.mlp import without_norms
-from dlrm.model.layers.packed import mean_of_members, member_logits
+from dlrm.model.layers.packed import mean_of_members
 from dlrm.model.score import Score
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
@@ -54,7 +53,7 @@ class Exportable(nn.Module):
         self.bottom_mlp = model.bottom_mlp.exportable()
         embedding = model.numerical_embedding
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
-        self.scored = nn.ModuleList(_Score(score) for score in model.scores)
+        self.scored = nn.ModuleList(_exportable(score) for score in model.scores)
         self.num_members = len(config.kinds) or config.packed
         means = [pooling == "mean" for pooling in config.poolings]
         self.any_mean = any(means)
@@ -117,7 +116,7 @@ class Exportable(nn.Module):
         return ids * ((ids >= 0) & (ids < sizes))  # others become id 0
 
     def _logits(self, numerical: Tensor, embeddings: Tensor) -> Tensor:
-        dense = self.bottom_mlp(numerical)
+        dense = self.bottom_mlp(numerical.float())
         if self.numerical_embedding is not None:
             fields = self.numerical_embedding(numerical.float())
             embeddings = torch.cat([fields, embeddings], 1)
@@ -159,32 +158,6 @@ class Exportable(nn.Module):
             counts = (lengths * self.means).clamp(min=1)  # 1 for tables that are summed
             pooled = pooled / counts.unsqueeze(2)
         return pooled
-
-
-class _Score(nn.Module):
-    """The layers after the exchange in plain operators, which share the weights of a `Score`."""
-
-    def __init__(self, trained: Score) -> None:
-        super().__init__()
-        self.interact, columns = trained.interact.exportable()
-        self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
-        self.top_mlp = nn.Sequential(*without_norms(trained.top_mlp))
-        if columns is not None and len(self.top_mlp):
-            self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
-        elif columns is not None:
-            crossed = range(trained.interact.width, trained.output.in_features)
-            self.output = _with_columns(trained.output, [*columns, *crossed])
-
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Returns logits, `[batch, 1]`, or those of the members of a packed ensemble."""
-        if self.adapters is not None:
-            dense, embeddings = self.adapters(dense, embeddings)
-        hidden = self.top_mlp(self.interact(dense, embeddings))
-        if self.cross is not None:
-            hidden = torch.cat([hidden, self.cross(dense, embeddings)], 1)
-        if self.adapters is not None:
-            return member_logits(hidden, self.output.weight, self.output.bias)
-        return self.output(hidden)
 
 
 def example_like(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -251,6 +224,21 @@ def _wide_weights(model: DLRM, tables: Tensor) -> Tensor:
         return torch.zeros(0, 1)
     weights = model.wide.weight.detach()
     return weights if tables.dtype == torch.float32 else weights.half()
+
+
+def _exportable(score: Score) -> Score:
+    """Returns the same layers in plain operators, which share all weights but the first layer's."""
+    interact, columns = score.interact.exportable()
+    top_mlp, output = score.top_mlp.exportable(), score.output
+    if columns is not None and len(top_mlp):
+        top_mlp[0] = _with_columns(top_mlp[0], columns)
+    elif columns is not None:
+        crossed = range(score.interact.width, output.in_features)
+        output = _with_columns(output, [*columns, *crossed])
+    exported = copy.copy(score)
+    replaced = {"interact": interact, "top_mlp": top_mlp, "output": output}
+    exported._modules = {**score._modules, **replaced}
+    return exported
 
 
 def _with_columns(layer: nn.Module, columns: list[int]) -> nn.Linear:

@@ -249,7 +249,7 @@ class Checkpoint:
             if table_sizes is not None:
                 tables, states = self._grown(into, table_sizes)
             expected = {"tables": num_tables, **shapes}
-            expected |= {f"table {part.table}": [*part.piece.shape] for part in parts}
+            expected |= {f"table {part.table}": [*part.shard.shape] for part in parts}
             self._check_architecture(expected, tables, own)
             if finite:
                 self._check_finite(parts, tables)
@@ -339,7 +339,7 @@ class Checkpoint:
             _refuse_not_finite(f"{file}: {name}", tensor)
         for part in parts:
             rows = tables[part.table]
-            for first, block in rows.blocks(*part.piece.rows):
+            for first, block in rows.blocks(*part.shard.rows):
                 _refuse_not_finite(f"{rows.path}: row", torch.from_numpy(block), first)
 
     def _load_optimizers(
@@ -450,7 +450,7 @@ def _refuse_not_finite(what: str, values: Tensor, first: int = 0) -> None:
 
 def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
     """Reads a part of a table, or of its state, into `rows` and the lower halves into `low`."""
-    first, end = part.piece.rows
+    first, end = part.shard.rows
     for begin, read in saved.blocks(first, end):
         block, own = torch.from_numpy(read), slice(begin - first, begin - first + len(read))
         if low is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Shard
 from dlrm.documents import brief
 
 _LOW = "_low"  # suffix of the name of a buffer of lower halves
@@ -25,13 +25,13 @@ class TablePart(NamedTuple):
 
     Attributes:
         rows: the rows of the parameter that belong to this table.
-        piece: the rows of the table that these are.
+        shard: the rows of the table that these are.
     """
 
     table: int
     weight: nn.Parameter
     rows: slice
-    piece: Piece
+    shard: Shard
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Parameters:
     """The parts of a model and its optimizers that a checkpoint holds.
 
     Attributes:
-        tables: parameters that hold embedding tables, with the pieces that they hold of tables, by
+        tables: parameters that hold embedding tables, with the shards that they hold of tables, by
             the table's number, in order. With several processes these are this one's. The lower
             halves of a bfloat16 parameter are the model's buffer with its name and "_low".
         optimizers: those that update the model.
@@ -49,7 +49,7 @@ class Parameters:
     """
 
     model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Mapping[int, Piece]]] = ()
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, Shard]]] = ()
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
@@ -80,9 +80,9 @@ class Parameters:
         """Yields the parts of tables that this process holds."""
         for parameter, tables in self.tables:
             begin = 0
-            for number, piece in tables.items():
-                end = begin + piece.num_rows
-                yield TablePart(number, parameter, slice(begin, end), piece)
+            for number, shard in tables.items():
+                end = begin + shard.num_rows
+                yield TablePart(number, parameter, slice(begin, end), shard)
                 begin = end
 
     def optimizer_of(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:

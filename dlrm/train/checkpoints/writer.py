@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Shard
 from dlrm.documents import json_text
 from dlrm.files import atomic_directory, errors_named
 from dlrm.manifest import Checksum, checksum, write_manifest
@@ -104,15 +104,15 @@ class CheckpointWriter:
         """Yields the files of the tables of this rank, and what writes each."""
         by_row, scalars, _ = parameters.optimizer_state()
         low = parameters.lower_halves()
-        for number, weight, own, piece in parameters.table_parts():
-            state, (rows, dim) = by_row[id(weight)], piece.shape
+        for number, weight, own, shard in parameters.table_parts():
+            state, (rows, dim) = by_row[id(weight)], shard.shape
             self._tables[number] = {"rows": rows, "dim": dim, "state": list(state)}
             if numbers := scalars[id(weight)]:
                 self._tables[number]["scalars"] = numbers
             rest = self._snapshot(low[id(weight)][own]) if id(weight) in low else None
-            yield f"tables/{number}.bin", _rows(self._snapshot(weight[own]), piece, rest)
+            yield f"tables/{number}.bin", _rows(self._snapshot(weight[own]), shard, rest)
             for name, value in state.items():
-                yield f"tables/{number}.{name}.bin", _rows(self._snapshot(value[own]), piece)
+                yield f"tables/{number}.{name}.bin", _rows(self._snapshot(value[own]), shard)
 
     def _other_files(self, parameters: Parameters) -> Iterator[tuple[str, _Write]]:
         """Yields the files of this rank's random state and, on the first, of all other tensors."""
@@ -180,7 +180,7 @@ def write_blocks(path: Path, blocks: Iterator[tuple[int, np.ndarray]], place: in
     return str(sums)
 
 
-def _rows(rows: Tensor, piece: Piece, low: Tensor | None = None) -> _Write:
+def _rows(rows: Tensor, shard: Shard, low: Tensor | None = None) -> _Write:
     """Returns what writes rows as float32; `low` has the lower halves of bfloat16 rows."""
     assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
 
@@ -192,8 +192,8 @@ def _rows(rows: Tensor, piece: Piece, low: Tensor | None = None) -> _Write:
             yield begin, block.cpu().numpy()
 
     def write(path: Path) -> str | None:
-        sums = write_blocks(path, blocks(), 4 * piece.rows[0] * math.prod(rows.shape[1:]))
-        return sums if piece.is_whole else None
+        sums = write_blocks(path, blocks(), 4 * shard.rows[0] * math.prod(rows.shape[1:]))
+        return sums if shard.is_whole else None
 
     return write
 

@@ -45,12 +45,12 @@ def parameters(world, kind, placement="balanced", trained=True):
     for step in range(3 if trained else 0):
         for weight, tables in task.table_parameters():
             begin, rows, values = 0, [], []
-            for table, piece in tables.items():
+            for table, shard in tables.items():
                 random = torch.Generator().manual_seed(10 * table + step)
-                own = torch.randint(piece.num_rows, (6,), generator=random)
+                own = torch.randint(shard.num_rows, (6,), generator=random)
                 rows.append(begin + own)
                 values.append(torch.randn(6, 8, generator=random))
-                begin += piece.num_rows
+                begin += shard.num_rows
             if rows:
                 indices, values = torch.cat(rows)[None], torch.cat(values)
                 weight.grad_dtype = None

@@ -11,7 +11,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.mlp import mlp
+from dlrm.model.layers.mlp import MLP
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -176,9 +176,9 @@ def launches(function):
     return called
 
 
-def test_checks_and_casts_of_many_tensors_are_one_launch_each():
+def test_checks_of_many_tensors_are_one_launch_each():
     """On a GPU each costs the host and the device some microseconds."""
-    table, layers = embedding(), mlp(3, (8, 8, 4), 0, "layers", torch.float16)
+    table, layers = embedding(), MLP(3, (8, 8, 4), 0, "layers", torch.float16)
     optimizers = [
         table_optimizer("sgd", [table.weight]),
         dense_optimizer("sgd", layers.parameters()),
@@ -186,10 +186,7 @@ def test_checks_and_casts_of_many_tensors_are_one_launch_each():
     scaler = scaler_of("cpu", 8.0)
     loss = table(torch.tensor([[1, 2]]), torch.float16).float().sum()
     loss = loss + layers(torch.ones(1, 3)).float().sum()
-    in_backward = launches(lambda: scaler.backward(loss))
-    assert in_backward.count("_foreach_copy_") == 1
-    # Only for the two sums: gradients of the layers' weights are cast together.
-    assert in_backward.count("_to_copy") == 2
+    scaler.backward(loss)
     in_step = launches(lambda: scaler.step(optimizers))
     assert in_step.count("_amp_foreach_non_finite_check_and_unscale_") == 2
     assert {"isfinite", "linalg_vector_norm", "stack"}.isdisjoint(in_step)
