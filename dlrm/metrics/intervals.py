@@ -35,7 +35,7 @@ class Difference(NamedTuple):
     p: float
 
 
-def delong(models: Sequence[RankedRows]) -> tuple[np.ndarray, np.ndarray]:
+def delong(models: Sequence[RankedRows], labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the AUC of each model, and their covariance `[models, models]`.
 
     E. R. DeLong, D. M. DeLong and D. L. Clarke-Pearson, "Comparing the areas under two or more
@@ -43,79 +43,47 @@ def delong(models: Sequence[RankedRows]) -> tuple[np.ndarray, np.ndarray]:
     ranks as of Sun and Xu (2014).
 
     Args:
-        models: scores of the same rows, unweighted.
+        models: scores of the same rows, which count once.
+        labels: `[rows]`, 0 or 1, those of the models.
 
     Returns:
         NaN if rows have one class; the covariance is also NaN if a class has one row.
-
-    Raises:
-        ValueError: the models' rows differ.
     """
-    check_same_rows(models)
-    aucs, parts = zip(*(model.auc_components() for model in models), strict=True)
-    labels = _labels(models[0])
-    covariance = np.zeros((len(models), len(models)))
-    for label in (0, 1):
-        of_class = np.stack(parts)[:, labels == label]
-        rows = of_class.shape[1]
-        if rows < 2:
-            return np.array(aucs), np.full_like(covariance, math.nan)
-        covariance += np.atleast_2d(np.cov(of_class)) / rows
-    return np.array(aucs), covariance
+    parts = np.stack([model.auc_components() for model in models])
+    classes = [parts[:, labels == label] for label in (0, 1)]
+    areas = np.array([of.mean() if of.size else math.nan for of in classes[1]])
+    if min(of.shape[1] for of in classes) < 2:
+        return areas, np.full((len(models), len(models)), math.nan)
+    negatives, positives = (np.atleast_2d(np.cov(of)) / of.shape[1] for of in classes)
+    return areas, negatives + positives
 
 
-def delong_interval(model: RankedRows) -> Interval:
+def delong_interval(model: RankedRows, labels: np.ndarray) -> Interval:
     """Returns the AUC with an interval by `delong`."""
-    (value,), covariance = delong([model])
-    return _normal_interval(float(value), math.sqrt(covariance[0, 0]), 0, 1)
+    (value,), covariance = delong([model], labels)
+    interval = _normal_interval(float(value), math.sqrt(covariance[0, 0]))
+    return Interval(interval.value, max(interval.low, 0.0), min(interval.high, 1.0))
 
 
-def delong_difference(one: RankedRows, other: RankedRows) -> Difference:
+def delong_difference(one: RankedRows, other: RankedRows, labels: np.ndarray) -> Difference:
     """Returns by how much one AUC is greater than another of the same rows, by `delong`."""
-    aucs, covariance = delong([one, other])
+    aucs, covariance = delong([one, other], labels)
     contrast = np.array([1, -1])
     variance = float(contrast @ covariance @ contrast)
-    return normal_difference(float(aucs[0] - aucs[1]), math.sqrt(max(variance, 0)))
+    return _normal_difference(float(aucs[0] - aucs[1]), math.sqrt(max(variance, 0)))
 
 
-def normal_difference(value: float, deviation: float) -> Difference:
+def _normal_difference(value: float, deviation: float) -> Difference:
     """Returns a difference whose deviation is known; one that cannot vary has p 1 or 0."""
-    if deviation:
-        p = math.erfc(abs(value / deviation) / math.sqrt(2))
-    else:
-        p = float(value == 0)
+    p = math.erfc(abs(value / deviation) / math.sqrt(2)) if deviation else float(value == 0)
     return Difference(*_normal_interval(value, deviation), p)
 
 
-def _normal_interval(
-    value: float, deviation: float, least: float = -math.inf, most: float = math.inf
-) -> Interval:
+def _normal_interval(value: float, deviation: float) -> Interval:
     reach = _QUANTILE * deviation
     if math.isnan(reach) or math.isnan(value):
         return Interval(value, math.nan, math.nan)
-    return Interval(value, max(value - reach, least), min(value + reach, most))
-
-
-def check_same_rows(models: Sequence[RankedRows]) -> None:
-    """Raises ValueError where models were not scored on the same rows."""
-    first, *others = models
-    for other in others:
-        if len(first) != len(other):
-            raise ValueError(
-                f"expected two models' scores of the same rows, got {len(first):,} and "
-                f"{len(other):,} rows"
-            )
-        if (wrong := _labels(first) != _labels(other)).any():
-            raise ValueError(
-                f"row {int(wrong.argmax())}: expected two models' scores of the same rows, got two "
-                "labels"
-            )
-
-
-def _labels(model: RankedRows) -> np.ndarray:
-    labels = np.empty(len(model))
-    labels[model.order] = model.labels
-    return labels
+    return Interval(value, value - reach, value + reach)
 
 
 def bootstrap(
@@ -133,7 +101,7 @@ def bootstrap(
         clusters: number of each row's cluster, from 0; None draws single rows, each a cluster.
 
     Returns:
-        For each model, the metrics' values `[replicates]` by name.
+        For each model, the metrics' values `[replicates]` by name; none without replicates or rows.
     """
     random = np.random.default_rng(seed)
     number = rows if clusters is None else int(clusters.max(initial=-1)) + 1
@@ -149,14 +117,14 @@ def bootstrap(
     ]
 
 
-def percentiles(value: float, replicates: np.ndarray | None, most: float = math.inf) -> Interval:
+def percentiles(value: float, replicates: np.ndarray, most: float = math.inf) -> Interval:
     """Returns a value with the bounds that contain the share `LEVEL` of the replicates.
 
     Replicates are moved so that their median is the value: those of a sum of magnitudes, such as
     the calibration error, are all too great, since noise adds to it. The bounds stay within what
     the metric can be: 0 or more if all replicates are, and at most `most`.
     """
-    known = np.empty(0) if replicates is None else replicates[np.isfinite(replicates)]
+    known = replicates[np.isfinite(replicates)]
     if math.isnan(value) or len(known) < 2:
         return Interval(value, math.nan, math.nan)
     tail = (1 - LEVEL) / 2
@@ -168,12 +136,11 @@ def percentiles(value: float, replicates: np.ndarray | None, most: float = math.
 
 def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Difference:
     """Returns a difference with bounds from replicates, and p from their deviation."""
-    both = one - other
-    known = both[np.isfinite(both)]
-    if len(known) < 2 or math.isnan(value):
-        return Difference(value, math.nan, math.nan, math.nan)
+    known = (one - other)[np.isfinite(one - other)]
     interval = percentiles(value, known)
-    return Difference(*interval, normal_difference(value, float(known.std(ddof=1))).p)
+    if math.isnan(interval.low):
+        return Difference(*interval, math.nan)
+    return Difference(*interval, _normal_difference(value, float(known.std(ddof=1))).p)
 
 
 def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,20 +1,19 @@
 """Models judged on the same rows: every metric with an interval, and how the models differ."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dlrm.metrics.grouped import Groups, all_groups
+from dlrm.metrics.auc import within_groups
 from dlrm.metrics.intervals import (
     LEVEL,
     Difference,
     Interval,
     bootstrap,
     bootstrap_difference,
-    check_same_rows,
     delong_difference,
     delong_interval,
     percentiles,
@@ -68,17 +67,15 @@ class Judgment:
 
     def to_json(self) -> dict[str, Any]:
         """Returns rows, clicks, and of each model the metrics, of JSON values."""
-        found = {
-            "rows": self.rows,
-            "clicks": self.clicks,
-            "models": [
-                {name: _json(one._asdict()) for name, one in model.items()} for model in self.models
-            ],
-        }
-        if self.differences:
-            differences = self.differences.items()
-            found["differences"] = {name: _json(one._asdict()) for name, one in differences}
-        return found
+        found = {"rows": self.rows, "clicks": self.clicks, "models": [*map(_json, self.models)]}
+        return found | ({"differences": _json(self.differences)} if self.differences else {})
+
+
+def _json(found: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {key: float(v) if math.isfinite(v) else None for key, v in one._asdict().items()}
+        for name, one in found.items()
+    }
 
 
 def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
@@ -92,65 +89,47 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
         replicates: of the bootstrap; 0 is none.
     """
     ranked = [RankedRows(logits, rows.labels, rows.weights) for logits in rows.logits]
-    check_same_rows(ranked)
     clusters = None
-    groups: list[Groups | None] = [None] * len(ranked)
     if rows.groups is not None:
-        _, clusters = np.unique(rows.groups, return_inverse=True)
-        groups = [all_groups(x, rows.labels, clusters, rows.weights) for x in rows.logits]
-    measures = [_measure(*one) for one in zip(ranked, groups, strict=True)]
-    numbers = None if clusters is None else int(clusters.max(initial=-1)) + 1
-    values = [measure(None, None if numbers is None else np.ones(numbers)) for measure in measures]
+        clusters = np.unique(rows.groups, return_inverse=True)[1]
+    measures = [
+        _measure(model, rows, logits, clusters)
+        for model, logits in zip(ranked, rows.logits, strict=True)
+    ]
+    once = np.ones(0 if clusters is None else int(clusters.max(initial=-1)) + 1)
+    values = [measure(None, once) for measure in measures]
     drawn = bootstrap(measures, clusters, len(rows.labels), replicates, seed)
-    by_delong = rows.groups is None and rows.weights is None
+    unknown = np.empty(0)
     models = [
-        {n: percentiles(value, found.get(n), METRICS[n].greatest) for n, value in model.items()}
+        {n: percentiles(v, found.get(n, unknown), METRICS[n].greatest) for n, v in model.items()}
         for model, found in zip(values, drawn, strict=True)
     ]
+    differences = {}
+    if len(ranked) > 1:
+        differences = {
+            n: bootstrap_difference(v - values[1][n], *(one.get(n, unknown) for one in drawn[:2]))
+            for n, v in values[0].items()
+        }
+    by_delong = rows.groups is None and rows.weights is None
     if by_delong:
         for model, own in zip(models, ranked, strict=True):
-            model["auc"] = delong_interval(own)
-    return Judgment(
-        len(rows.labels),
-        int(rows.labels.sum()),
-        models,
-        _differences(ranked, values, drawn, by_delong) if len(ranked) > 1 else {},
-        _method(replicates, rows.groups is not None, by_delong),
-        ranked,
-    )
+            model["auc"] = delong_interval(own, rows.labels)
+        if differences:
+            differences["auc"] = delong_difference(ranked[0], ranked[1], rows.labels)
+    method = _method(replicates, rows.groups is not None, by_delong)
+    clicks = int(rows.labels.sum())
+    return Judgment(len(rows.labels), clicks, models, differences, method, ranked)
 
 
 def _measure(
-    model: RankedRows, groups: Groups | None
-) -> Callable[[np.ndarray | None, np.ndarray | None], dict[str, float]]:
+    model: RankedRows, rows: ScoredRows, logits: np.ndarray, clusters: np.ndarray | None
+) -> Callable[[np.ndarray | None, np.ndarray], dict[str, float]]:
     """Returns: how often each row and each group occurs -> metrics."""
-    if groups is None:
+    if clusters is None:
         return lambda counts, _: model.metrics(counts)
-    place = groups.group
-
-    def measure(counts: np.ndarray | None, drawn: np.ndarray | None) -> dict[str, float]:
-        assert drawn is not None
-        return {**model.metrics(counts), **groups.means(drawn[place])}
-
-    return measure
-
-
-def _differences(
-    ranked: Sequence[RankedRows],
-    values: Sequence[dict[str, float]],
-    drawn: Sequence[dict[str, np.ndarray]],
-    by_delong: bool,
-) -> dict[str, Difference]:
-    nothing = np.empty(0)
-    found = {
-        name: bootstrap_difference(
-            value - values[1][name], drawn[0].get(name, nothing), drawn[1].get(name, nothing)
-        )
-        for name, value in values[0].items()
-    }
-    if by_delong:
-        found["auc"] = delong_difference(*ranked[:2])
-    return found
+    weights = np.ones(len(logits)) if rows.weights is None else rows.weights
+    groups = within_groups(logits, rows.labels, clusters, weights)
+    return lambda counts, drawn: {**model.metrics(counts), **groups.means(drawn)}
 
 
 def _method(replicates: int, grouped: bool, by_delong: bool) -> str:
@@ -166,12 +145,7 @@ def judge_slices(
     """Returns the metrics of each slice, of JSON values; those of one without rows are None."""
     found = []
     for name, chosen in slices:
-        part = rows.of(chosen)
-        if part.weights is not None and not part.weights.any():
-            part = part.of(np.zeros(len(part.labels), bool))  # of weights of zero nothing is left
-        found.append({"name": name, **judge(part, replicates, seed).to_json()})
+        if rows.weights is not None and not rows.weights[chosen].any():
+            chosen = np.zeros_like(chosen)  # of weights of zero nothing is left
+        found.append({"name": name, **judge(rows.of(chosen), replicates, seed).to_json()})
     return found
-
-
-def _json(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: float(v) if math.isfinite(v) else None for name, v in values.items()}

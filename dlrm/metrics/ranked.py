@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.metrics.auc import Side, auc, below
 from dlrm.metrics.table import TOPS, at
 
 BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
@@ -41,9 +42,6 @@ class RankedRows:
         labels: `[rows]`, 0 or 1.
         weights: `[rows]`, 0 or more; None counts every row once.
 
-    Attributes:
-        order: place in the order -> row.
-
     Raises:
         ValueError: shapes differ, a score is NaN or infinite, a label is neither 0 nor 1, or the
             weights cannot be summed; the message names the first such row.
@@ -53,19 +51,17 @@ class RankedRows:
         self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
     ) -> None:
         check_rows(logits, labels, weights)
-        self.order = np.argsort(logits, kind="stable")
-        self.logits = logits[self.order].astype(np.float64)
-        self.labels = labels[self.order].astype(np.float64)
-        self.weights = None if weights is None else weights[self.order].astype(np.float64)
-        self.probabilities = 1 / (1 + np.exp(-self.logits))
-        self._losses = np.logaddexp(0, self.logits) - self.labels * self.logits
-        self._errors = np.square(self.probabilities - self.labels)
-        changes = np.flatnonzero(self.logits[1:] != self.logits[:-1])
-        self._ends = np.append(changes, len(logits) - 1) if len(logits) else changes
-        self._has_ties = len(self._ends) < len(logits)
-
-    def __len__(self) -> int:
-        return len(self.order)
+        self._order = np.argsort(logits, kind="stable")
+        self._logits = logits[self._order].astype(np.float64)
+        self._labels = labels[self._order].astype(np.float64)
+        ones = np.ones(len(labels))
+        self._weights = ones if weights is None else weights[self._order].astype(np.float64)
+        self.probabilities = 1 / (1 + np.exp(-self._logits))
+        self._losses = np.logaddexp(0, self._logits) - self._labels * self._logits
+        self._errors = np.square(self.probabilities - self._labels)
+        self._sides = [np.flatnonzero(self._labels == label) for label in (0, 1)]
+        last = np.append(self._logits[1:] != self._logits[:-1], True)[: len(labels)]
+        self._ends = np.flatnonzero(last)  # of runs of rows that tie
 
     def metrics(self, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns all metrics by name; NaN where one is undefined.
@@ -80,27 +76,30 @@ class RankedRows:
             that tie at the boundary of a gain or lift a part counts, as on average over orders of
             the ties.
         """
-        weight = self._weights(counts)
+        weight = self._weights if counts is None else self._weights * counts[self._order]
         curve = self._curve(weight)
+        rows, clicks = curve.rows[-1], curve.clicks[-1]
         loss, predicted = float(weight @ self._losses), float(weight @ self.probabilities)
-        found = {
-            "auc": curve.auc(),
-            **metrics_of_sums(curve.rows, loss, curve.clicks, predicted),
-            "ece": curve.calibration_error(self.probabilities[self._ends]),
-            "pr_auc": curve.average_precision(),
-            "rmse": math.sqrt(_ratio(float(weight @ self._errors), curve.rows)),
-        }
-        for top in TOPS:
-            gain = curve.gain(top)
+        _, of_bins, in_bins = curve.bins(self.probabilities[self._ends])
+        with np.errstate(invalid="ignore"):
+            found = {
+                "auc": auc(*(Side(self._logits[rows], weight[rows]) for rows in self._sides)),
+                **metrics_of_sums(rows, loss, clicks, predicted),
+                "ece": np.abs(of_bins - in_bins).sum() / rows,
+                "pr_auc": np.diff(curve.clicks) @ curve.precision() / clicks,
+                "rmse": math.sqrt(float(weight @ self._errors) / rows) if rows else math.nan,
+            }
+            gains = curve.gains(np.array(TOPS))
+        for top, gain in zip(TOPS, gains, strict=True):
             found |= {f"gain{at(top)}": gain, f"lift{at(top)}": gain / top}
-        return found
+        return {name: float(value) for name, value in found.items()}
 
     def reliability(self) -> Reliability:
         """Returns predicted and observed click rates over the range of scores."""
-        weights = self._weights(None)
-        curve, squares = self._curve(weights), self._curve(np.square(weights))
+        curve, squares = self._curve(self._weights), self._curve(np.square(self._weights))
         weight, predicted, clicks = curve.bins(self.probabilities[self._ends])
-        held, squared = weight > 0, np.bincount(curve.places(), squares.own, BINS)
+        squared = np.bincount(curve.places(), np.diff(squares.rows), BINS)
+        held = weight > 0
         weight, predicted, clicks = weight[held], predicted[held], clicks[held]
         rows = np.square(weight) / squared[held]
         return Reliability(weight, predicted / weight, clicks / weight, rows)
@@ -108,54 +107,73 @@ class RankedRows:
     def score_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ends of equally wide bins of the probabilities from 0, and rows in each."""
         most = float(self.probabilities.max(initial=0)) or 1.0
-        counts, edges = np.histogram(
-            self.probabilities, SCORE_BINS, (0, most), weights=self.weights
-        )
+        of, weights = self.probabilities, self._weights
+        counts, edges = np.histogram(of, SCORE_BINS, (0, most), weights=weights)
         return edges, counts
 
     def gains(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns shares of the rows, highest scores first, and of the clicks among them."""
         shares = np.linspace(0, 1, 101)
-        curve = self._curve(self._weights(None))
-        return shares, np.array([curve.gain(share) for share in shares])
+        with np.errstate(invalid="ignore"):
+            return shares, self._curve(self._weights).gains(shares)
 
     def precision_recall(self, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Returns recall and precision at thresholds, recall ascending."""
-        curve = self._curve(self._weights(None))
-        if not curve.clicks:
+        curve = self._curve(self._weights)
+        if not curve.clicks[-1]:
             return np.empty(0), np.empty(0)
-        recall, precision = curve.precision_recall()
-        held = np.unique(np.linspace(0, len(recall) - 1, points).astype(int))
-        return recall[held], precision[held]
+        recall = (curve.clicks[-1] - curve.clicks[:-1]) / curve.clicks[-1]
+        held = -1 - np.unique(np.linspace(0, len(recall) - 1, points).astype(int))
+        return recall[held], curve.precision()[held]
 
-    def auc_components(self) -> tuple[float, np.ndarray]:
-        """Returns the AUC and each row's component of it, in the order of the rows as given.
+    def auc_components(self) -> np.ndarray:
+        """Returns each row's component of the AUC, in the order of the rows as they were given.
 
         That of a positive is the share of negatives below it, that of a negative the share of
-        positives above it, and ties count half (DeLong et al., 1988). Weights must be None.
+        positives above it, and ties count half (DeLong et al., 1988). Rows count once.
         """
-        assert self.weights is None
-        curve = self._curve(np.ones(len(self)))
-        of_positives, of_negatives = curve.components()
-        lengths = np.diff(self._ends, prepend=-1)
-        chosen = np.where(
-            self.labels > 0, np.repeat(of_positives, lengths), np.repeat(of_negatives, lengths)
-        )
-        components = np.empty(len(self))
-        components[self.order] = chosen
-        return curve.auc(), components
+        negatives, positives = (Side(self._logits[rows]) for rows in self._sides)
+        components, (negative, positive) = np.empty(len(self._order)), self._sides
+        with np.errstate(invalid="ignore"):
+            above = 1 - below(positives, negatives.scores) / (2 * np.float64(len(positive)))
+            under = below(negatives, positives.scores) / (2 * np.float64(len(negative)))
+        components[self._order[negative]], components[self._order[positive]] = above, under
+        return components
 
-    def _weights(self, counts: np.ndarray | None) -> np.ndarray:
-        if counts is None:
-            return np.ones(len(self)) if self.weights is None else self.weights
-        chosen = counts[self.order].astype(np.float64)
-        return chosen if self.weights is None else chosen * self.weights
+    def _curve(self, weight: np.ndarray) -> "_Curve":
+        """Returns the sums of given weights of the rows in their order."""
+        sums = np.zeros((2, len(self._ends) + 1))
+        sums[0, 1:] = np.cumsum(weight)[self._ends]
+        sums[1, 1:] = np.cumsum(weight * self._labels)[self._ends]
+        return _Curve(*sums)
 
-    def _curve(self, weight: np.ndarray) -> "Curve":
-        total, clicks = np.cumsum(weight), np.cumsum(weight * self.labels)
-        if self._has_ties:
-            total, clicks = total[self._ends], clicks[self._ends]
-        return Curve(total, clicks)
+
+class _Curve(NamedTuple):
+    """Sums of the weights up to each distinct score, ascending, from 0; `[scores + 1]`."""
+
+    rows: np.ndarray
+    clicks: np.ndarray
+
+    def precision(self) -> np.ndarray:
+        """Returns the click rate from each distinct score up; 1 without rows."""
+        rows, clicks = (of[-1] - of[:-1] for of in self)
+        return np.divide(clicks, rows, out=np.ones_like(clicks), where=rows > 0)
+
+    def gains(self, tops: np.ndarray) -> np.ndarray:
+        """Returns the share of the clicks among each share of the rows, highest scores first."""
+        under = np.interp((1 - tops) * self.rows[-1], self.rows, self.clicks)
+        return (self.clicks[-1] - under) / self.clicks[-1]
+
+    def places(self) -> np.ndarray:
+        """Returns the bin of each distinct score; rows that tie are in one bin."""
+        middle = (self.rows[1:] - np.diff(self.rows) / 2) / self.rows[-1]
+        return np.minimum((middle * BINS).astype(np.int64), BINS - 1)
+
+    def bins(self, probabilities: np.ndarray) -> list[np.ndarray]:
+        """Returns weight, predicted clicks and clicks of each bin."""
+        rows, clicks = np.diff(self.rows), np.diff(self.clicks)
+        places = self.places()
+        return [np.bincount(places, of, BINS) for of in (rows, rows * probabilities, clicks)]
 
 
 def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -> dict[str, float]:
@@ -179,78 +197,6 @@ def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -
 
 def _ratio(value: float, divisor: float) -> float:
     return value / divisor if divisor else math.nan
-
-
-class Curve:
-    """Rows and clicks up to each distinct score, ascending.
-
-    Args:
-        total: weight of the rows up to a score, that included, `[scores]`.
-        clicked: weight of the clicks among them.
-    """
-
-    def __init__(self, total: np.ndarray, clicked: np.ndarray) -> None:
-        self._total, self._clicked = total, clicked
-        self.rows = float(total[-1]) if len(total) else 0.0
-        self.clicks = float(clicked[-1]) if len(clicked) else 0.0
-        self.own = np.diff(total, prepend=0)  # of each distinct score
-        self._own_clicks = np.diff(clicked, prepend=0)
-
-    def components(self) -> tuple[np.ndarray, np.ndarray]:
-        """The share of negatives below each score, and of positives above; ties count half."""
-        above = self.clicks - self._clicked + self._own_clicks / 2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self._below() / (self.rows - self.clicks), above / self.clicks
-
-    def auc(self) -> float:
-        """The share of the pairs of a negative and a positive in which the latter is higher."""
-        if not 0 < self.clicks < self.rows:
-            return math.nan
-        pairs = (self.rows - self.clicks) * self.clicks
-        return float(self._own_clicks @ self._below()) / pairs
-
-    def _below(self) -> np.ndarray:
-        """Negatives below each score, of which ties count half."""
-        negatives, own = self._total - self._clicked, self.own - self._own_clicks
-        return negatives - own / 2
-
-    def precision_recall(self) -> tuple[np.ndarray, np.ndarray]:
-        """Recall and precision from the highest score down."""
-        above = self.rows - (self._total - self.own)
-        clicks = self.clicks - (self._clicked - self._own_clicks)
-        precision = np.divide(clicks, above, out=np.ones_like(clicks), where=above > 0)
-        return clicks[::-1] / self.clicks, precision[::-1]
-
-    def average_precision(self) -> float:
-        if not self.clicks:
-            return math.nan
-        _, precision = self.precision_recall()
-        return float(self._own_clicks @ precision[::-1]) / self.clicks
-
-    def gain(self, top: float) -> float:
-        if not self.clicks:
-            return math.nan
-        rows = np.concatenate([[0.0], self._total])
-        clicks = np.concatenate([[0.0], self._clicked])
-        below = np.interp((1 - top) * self.rows, rows, clicks)
-        return float((self.clicks - below) / self.clicks)
-
-    def places(self) -> np.ndarray:
-        """The bin of each distinct score; rows that tie are in one bin."""
-        middle = (self._total - self.own / 2) / self.rows
-        return np.minimum((middle * BINS).astype(np.int64), BINS - 1)
-
-    def bins(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Weight, predicted clicks and clicks of each bin."""
-        places, sums = self.places(), (self.own, self.own * probabilities, self._own_clicks)
-        weight, predicted, clicks = (np.bincount(places, of, BINS) for of in sums)
-        return weight, predicted, clicks
-
-    def calibration_error(self, probabilities: np.ndarray) -> float:
-        if not self.rows:
-            return math.nan
-        _, predicted, clicks = self.bins(probabilities)
-        return float(np.abs(predicted - clicks).sum()) / self.rows
 
 
 def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:

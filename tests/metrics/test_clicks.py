@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.metrics.auc import roc_auc
-from dlrm.metrics.clicks import click_metrics, fraction_metrics
+from dlrm.metrics.clicks import click_metrics, fraction_metrics, roc_auc
 
 # Both sides are ratios of integers below 2**53; only the last division rounds.
 EXACT = 1e-12
@@ -70,7 +69,7 @@ def test_the_loss_of_fractions_is_their_cross_entropy(device):
     assert fraction_metrics(*rows) == {"log_loss": pytest.approx(expected, rel=1e-12)}
     broken = torch.tensor([math.inf, 1.0]), torch.tensor([0.5, 0.5])
     assert math.isnan(fraction_metrics(*broken)["log_loss"])
-    with pytest.raises(ValueError, match=r"fraction_metrics: expected scores and labels \[n\]"):
+    with pytest.raises(ValueError, match=r"expected scores and labels \[n\]"):
         fraction_metrics(torch.zeros(3), torch.zeros(2))
 
 

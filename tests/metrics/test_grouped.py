@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from sklearn.metrics import roc_auc_score
 
-from dlrm.metrics.grouped import all_groups
+from dlrm.metrics.auc import within_groups
 
 
 def of_each_group(scores, labels, groups, weights):
@@ -23,10 +23,11 @@ def of_each_group(scores, labels, groups, weights):
 def check(scores, labels, groups, weights=None):
     ones = np.ones(len(scores)) if weights is None else weights
     expected = list(of_each_group(scores, labels, groups, ones))
-    found = all_groups(scores, labels, groups, weights)
-    assert found.group.tolist() == [number for number, *_ in expected]
-    assert (found.negatives + found.positives).tolist() == [rows for _, _, rows, _ in expected]
-    by_rows, by_clicks = found.means(np.ones(len(expected))).values()
+    numbers, clusters = np.unique(groups, return_inverse=True)
+    found = within_groups(scores, labels, clusters, ones)
+    assert numbers[found.number].tolist() == [number for number, *_ in expected]
+    assert found.rows.tolist() == [rows for _, _, rows, _ in expected]
+    by_rows, by_clicks = found.means(np.ones(len(numbers))).values()
     if not expected:
         assert math.isnan(by_rows)
         assert math.isnan(by_clicks)
@@ -59,10 +60,3 @@ def test_many_rows_of_unequal_groups():
     scores[::11] = 0.0
     check(scores, labels, groups)
     check(scores, labels, groups, random.integers(0, 3, 30_000) / 4)
-
-
-def test_what_are_no_groups_is_named():
-    with pytest.raises(ValueError, match=r"groups: expected \[2\] integers, got \[3\] of int64"):
-        all_groups(np.zeros(2), np.array([0, 1]), np.array([1, 2, 3]))
-    with pytest.raises(ValueError, match="row 1: expected a finite number as its score"):
-        all_groups(np.array([0, math.nan]), np.array([0, 1]), np.array([1, 1]))
