@@ -37,12 +37,13 @@ def click_metrics(
         OtherRankError: another rank raises it.
     """
     with agreed(world, ValueError):
-        _check_shapes(logits, labels, weights)
-        _check_labels(labels)
+        _check(logits, labels, weights)
+        if not ((labels == 1) | (labels == 0)).all():
+            raise ValueError("expected labels 0 and 1")
     rows, loss, clicks, predicted = _sums(logits, labels, world, weights)
     if not rows or not math.isfinite(loss):
         return dict.fromkeys(TESTED, math.nan)
-    area = _auc(logits.float(), labels, world, weights)
+    area = roc_auc(logits.float(), labels, world, weights)
     return {"auc": area, **metrics_of_sums(rows, loss, clicks, predicted)}
 
 
@@ -61,7 +62,7 @@ def fraction_metrics(
         `log_loss` in nats, the mean binary cross-entropy; NaN as in `click_metrics`.
     """
     with agreed(world, ValueError):
-        _check_shapes(logits, targets, weights)
+        _check(logits, targets, weights)
     rows, loss, *_ = _sums(logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
 
@@ -72,28 +73,13 @@ def roc_auc(
     """Returns the exact area under the ROC curve of the rows of all ranks, on every rank.
 
     Each rank counts the pairs of its negatives and the positives of all ranks. Without weights the
-    result has the same bits on any number of ranks.
+    result has the same bits on any number of ranks. It is NaN if there are only positives or only
+    negatives.
 
     Args:
-        scores: `[n]`, any floating dtype; logits and probabilities give the same.
-        labels, world, weights: as in `click_metrics`.
-
-    Returns:
-        The area, or NaN if there are only positives or only negatives.
-
-    Raises:
-        ValueError: a score is NaN, or an argument is refused as in `click_metrics`.
-        OtherRankError: another rank raises it.
+        scores: `[n]`, any floating dtype, without NaN; logits and probabilities give the same.
+        labels, world, weights: as `click_metrics` checks them.
     """
-    with agreed(world, ValueError):
-        _check_shapes(scores, labels, weights)
-        _check_labels(labels)
-        if scores.isnan().any():
-            raise ValueError("a score is NaN")
-    return _auc(scores, labels, world, weights)
-
-
-def _auc(scores: Tensor, labels: Tensor, world: World, weights: Tensor | None) -> float:
     negatives, positives = (_side(scores, labels == label, weights) for label in (0, 1))
     facts = gather((negatives.total, positives), world)
     pairs = sum(fact[0] for fact in facts) * sum(fact[1].total for fact in facts)
@@ -139,7 +125,7 @@ def _sums(
     return rows, loss, clicks, predicted
 
 
-def _check_shapes(scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+def _check(scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
     if scores.ndim != 1 or scores.shape != labels.shape:
         shapes = f"{list(scores.shape)} and {list(labels.shape)}"
         raise ValueError(f"expected scores and labels [n], got {shapes}")
@@ -149,8 +135,3 @@ def _check_shapes(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Non
         raise ValueError(f"expected weights {list(labels.shape)}, got {list(weights.shape)}")
     if not (weights.isfinite() & (weights >= 0)).all():
         raise ValueError("expected weights of 0 or more")
-
-
-def _check_labels(labels: Tensor) -> None:
-    if not ((labels == 1) | (labels == 0)).all():
-        raise ValueError("expected labels 0 and 1")

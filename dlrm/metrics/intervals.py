@@ -6,10 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.metrics.ranked import RankedRows
-
-LEVEL = 0.95
-_QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
+from dlrm.metrics.ranked import LEVEL, QUANTILE, RankedRows
 
 
 class Interval(NamedTuple):
@@ -80,7 +77,7 @@ def _normal_difference(value: float, deviation: float) -> Difference:
 
 
 def _normal_interval(value: float, deviation: float) -> Interval:
-    reach = _QUANTILE * deviation
+    reach = QUANTILE * deviation
     if math.isnan(reach) or math.isnan(value):
         return Interval(value, math.nan, math.nan)
     return Interval(value, value - reach, value + reach)
@@ -141,18 +138,6 @@ def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Di
     if math.isnan(interval.low):
         return Difference(*interval, math.nan)
     return Difference(*interval, _normal_difference(value, float(known.std(ddof=1))).p)
-
-
-def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of Wilson's 95 % intervals of rates among some numbers of rows.
-
-    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of
-    the American Statistical Association 22 (1927).
-    """
-    share = _QUANTILE**2 / rows
-    middle = (rates + share / 2) / (1 + share)
-    half = np.sqrt(rates * (1 - rates) * share + np.square(share) / 4) / (1 + share)
-    return np.maximum(middle - half, 0), np.minimum(middle + half, 1)
 
 
 def decimals(low: float | None, high: float | None) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 
 from dlrm.metrics.auc import within_groups
 from dlrm.metrics.intervals import (
-    LEVEL,
     Difference,
     Interval,
     bootstrap,
@@ -18,7 +17,7 @@ from dlrm.metrics.intervals import (
     delong_interval,
     percentiles,
 )
-from dlrm.metrics.ranked import RankedRows
+from dlrm.metrics.ranked import LEVEL, RankedRows
 from dlrm.metrics.slices import Slices
 from dlrm.metrics.table import METRICS
 

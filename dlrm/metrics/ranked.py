@@ -15,6 +15,8 @@ from dlrm.metrics.table import TOPS, at
 
 BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
 SCORE_BINS = 40  # of the histogram of scores
+LEVEL = 0.95  # of intervals
+QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
 
 
@@ -25,13 +27,14 @@ class Reliability(NamedTuple):
         weight: rows, or the sum of their weights.
         predicted: mean probability.
         observed: click rate.
-        rows: number of rows that count once and have the same variance.
+        low, high: bounds of Wilson's 95 % interval of the click rate.
     """
 
     weight: np.ndarray
     predicted: np.ndarray
     observed: np.ndarray
-    rows: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 class RankedRows:
@@ -95,14 +98,17 @@ class RankedRows:
         return {name: float(value) for name, value in found.items()}
 
     def reliability(self) -> Reliability:
-        """Returns predicted and observed click rates over the range of scores."""
+        """Returns predicted and observed click rates over the range of scores.
+
+        Weighted rows count in the intervals as many as would have the same variance.
+        """
         curve, squares = self._curve(self._weights), self._curve(np.square(self._weights))
-        weight, predicted, clicks = curve.bins(self.probabilities[self._ends])
         squared = np.bincount(curve.places(), np.diff(squares.rows), BINS)
-        held = weight > 0
-        weight, predicted, clicks = weight[held], predicted[held], clicks[held]
-        rows = np.square(weight) / squared[held]
-        return Reliability(weight, predicted / weight, clicks / weight, rows)
+        bins = np.stack([*curve.bins(self.probabilities[self._ends]), squared])
+        weight, predicted, clicks, squared = bins[:, bins[0] > 0]
+        observed = clicks / weight
+        bounds = wilson(observed, np.square(weight) / squared)
+        return Reliability(weight, predicted / weight, observed, *bounds)
 
     def score_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns ends of equally wide bins of the probabilities from 0, and rows in each."""
@@ -174,6 +180,18 @@ class _Curve(NamedTuple):
         rows, clicks = np.diff(self.rows), np.diff(self.clicks)
         places = self.places()
         return [np.bincount(places, of, BINS) for of in (rows, rows * probabilities, clicks)]
+
+
+def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds of Wilson's 95 % intervals of rates among some numbers of rows.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of
+    the American Statistical Association 22 (1927).
+    """
+    share = QUANTILE**2 / rows
+    middle = (rates + share / 2) / (1 + share)
+    half = np.sqrt(rates * (1 - rates) * share + np.square(share) / 4) / (1 + share)
+    return np.maximum(middle - half, 0), np.minimum(middle + half, 1)
 
 
 def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -> dict[str, float]:

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from dlrm.metrics.intervals import (
@@ -15,7 +14,6 @@ from dlrm.metrics.intervals import (
     delong_difference,
     delong_interval,
     percentiles,
-    wilson,
 )
 from dlrm.metrics.ranked import RankedRows
 
@@ -116,13 +114,6 @@ def test_bounds_stay_within_what_a_metric_can_be():
     assert percentiles(0.99, replicates).high > 1
     assert percentiles(0.99, replicates, most=1.0).high == 1
     assert percentiles(0.02, np.array([0.0, 0.3, 0.4])).low == 0
-
-
-@pytest.mark.parametrize(("clicks", "rows"), [(0, 10), (1, 10), (7, 10), (10, 10), (83, 4000)])
-def test_rates_have_wilsons_interval(clicks, rows):
-    expected = binomtest(clicks, rows).proportion_ci(0.95, "wilson")
-    found = wilson(np.array([clicks / rows]), np.array([rows]))
-    assert np.concatenate(found) == pytest.approx([expected.low, expected.high], abs=1e-12)
 
 
 @pytest.mark.parametrize(

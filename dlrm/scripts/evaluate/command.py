@@ -16,7 +16,6 @@ from dlrm.documents import json_text
 from dlrm.files import atomic_directory, check_replaceable
 from dlrm.flags import Values
 from dlrm.manifest import write_manifest
-from dlrm.metrics.intervals import wilson
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.slices import Slices
@@ -69,7 +68,7 @@ def run(values: Values) -> None:
         judged = judge(after, own.bootstrap, own.seed)
         facts["recalibration"] = {
             "judged": judged.to_json()["models"][0],
-            "reliability": _reliability(judged.ranked[0]),
+            "reliability": _lists(**judged.ranked[0].reliability()._asdict()),
             "slices": _judged_slices(after, sliced, own),
         }
     if own.importance:
@@ -245,18 +244,11 @@ def _curves(ranked: RankedRows) -> dict[str, Any]:
     shares, gains = ranked.gains()
     recall, precision = ranked.precision_recall()
     return {
-        "reliability": _reliability(ranked),
+        "reliability": _lists(**ranked.reliability()._asdict()),
         "scores": _lists(edges=edges, rows=counts),
         "gain": _lists(rows=shares, clicks=gains),
         "precision_recall": _lists(recall=recall, precision=precision),
     }
-
-
-def _reliability(ranked: RankedRows) -> dict[str, Any]:
-    """Returns predicted and observed click rates of each decile of the scores, as JSON values."""
-    weight, predicted, observed, rows = ranked.reliability()
-    low, high = wilson(observed, rows)
-    return _lists(weight=weight, predicted=predicted, observed=observed, low=low, high=high)
 
 
 def _lists(**curve: Any) -> dict[str, list[float | None]]:
