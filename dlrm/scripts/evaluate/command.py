@@ -18,12 +18,11 @@ from dlrm.flags import Values
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
 from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.slices import Slices
 from dlrm.remote.uri import origin, shown
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate import EvaluateConfig
 from dlrm.scripts.evaluate.page import lines_of, page_of
-from dlrm.scripts.evaluate.rows import Collected, collect, divisions, find_columns, is_day
+from dlrm.scripts.evaluate.rows import Collected, collect, find_columns, is_day
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
     FittedRows,
@@ -53,23 +52,33 @@ def run(values: Values) -> None:
     models = [open_predictor(path, sources[0], values) for path in checkpoints]
     correction = _correction(models[0], own)
     found, split = _read(models, sources, own, values)
-    if own.recalibrate:
-        correction = models[0].recalibration
-    rows = found.rows
-    if correction is not None:
-        rows = replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
+    rows, recalibration = found.rows, models[0].recalibration if own.recalibrate else correction
+    if recalibration is not None:
+        rows = replace(rows, logits=(recalibration.of(rows.logits[0]), *rows.logits[1:]))
     judgment = judge(rows, own.bootstrap, own.seed)
-    facts = _facts(models, found, judgment, split)
-    sliced = divisions(models[0], found)
-    facts["slices"] = _judged_slices(rows, sliced, own)
+    facts: dict[str, Any] = {
+        "dlrm_version": __version__,
+        "checkpoint": shown(str(models[0].path)),
+        "against": shown(str(models[1].path)) if len(models) > 1 else None,
+        "sources": [shown(source) for source in sources],
+        "split": split,
+        "role": _role(models[0], sources, split),
+        "values": found.shares.line(),
+        "fields": found.shares.by_field(),
+        "flags_changed": _flags_changed(models),
+        "intervals": judgment.method,
+        "notes": [shown(note) for note in _notes(models, found, judgment)],
+        **judgment.to_json(),
+        "slices": _judged_slices(rows, found, own),
+    }
     if own.recalibrate:
         correction, after = _recalibrated(found.rows)
-        correction.fitted_to = FittedRows.from_sources(found.sources, split)
+        correction.fitted_to = FittedRows.from_sources(sources, split)
         judged = judge(after, own.bootstrap, own.seed)
         facts["recalibration"] = {
             "judged": judged.to_json()["models"][0],
             "reliability": _lists(**judged.ranked[0].reliability()._asdict()),
-            "slices": _judged_slices(after, sliced, own),
+            "slices": _judged_slices(after, found, own),
         }
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
@@ -162,12 +171,10 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
     return fit(logits, labels, weights), replace(rows, logits=(mapped,))
 
 
-def _judged_slices(
-    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: EvaluateConfig
-) -> list[dict[str, Any]]:
+def _judged_slices(rows: ScoredRows, found: Collected, own: EvaluateConfig) -> list[dict[str, Any]]:
     return [
         {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
-        for name, slices in sliced
+        for name, slices in found.divisions.items()
     ]
 
 
@@ -185,25 +192,10 @@ def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str,
     ]
 
 
-def _facts(
-    models: Sequence[Predictor], found: Collected, judgment: Judgment, split: str | None
-) -> dict[str, Any]:
+def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
+    """Returns the flags in which the trainings of two models differ, with their values."""
     runs = [read_run(model.path) for model in models]
-    flags = [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
-    return {
-        "dlrm_version": __version__,
-        "checkpoint": shown(str(models[0].path)),
-        "against": shown(str(models[1].path)) if len(models) > 1 else None,
-        "sources": [shown(source) for source in found.sources],
-        "split": split,
-        "role": _role(models[0], found.sources, split),
-        "values": found.shares.line(),
-        "fields": found.shares.by_field(),
-        "flags_changed": flags,
-        "intervals": judgment.method,
-        "notes": [shown(note) for note in _notes(models, found, judgment)],
-        **judgment.to_json(),
-    }
+    return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 
 
 def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | None:
