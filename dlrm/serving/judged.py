@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,13 +13,13 @@ from dlrm.metrics.intervals import Difference, Interval
 from dlrm.metrics.judged import ScoredRows, judge
 from dlrm.remote.localize import errors_shown, local_path
 from dlrm.remote.uri import is_uri
-from dlrm.serving.figures import figure
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import SPLITS
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import scoring_reader
 from dlrm.serving.scoring import probability, shares_of
+from dlrm.serving.shown import figure_of
 from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
@@ -70,14 +69,12 @@ class Judged:
         """
         own, rows = LabelsAndScores(metrics or {}), _scored(self, frame, split)
         (logits,), labels = rows.logits, rows.labels
+        values = own(labels, probability(logits))
         if intervals:
-            found: dict[str, Any] = dict(judge(rows, _REPLICATES).models[0])
-            nothing = (np.nan, np.nan)
-            own_values = own(labels, probability(logits)).items()
-            return found | {name: Interval(value, *nothing) for name, value in own_values}
+            bare = {name: Interval(value, np.nan, np.nan) for name, value in values.items()}
+            return judge(rows, _REPLICATES).models[0] | bare
         with own_settings():
-            plain = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
-        return plain | own(labels, probability(logits))
+            return click_metrics(torch.from_numpy(logits), torch.from_numpy(labels)) | values
 
     def importance(
         self: Any, frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
@@ -171,7 +168,7 @@ class Judged:
             ImportError: matplotlib is missing; the message has the command that installs it.
             ValueError: rows cannot be read; or nothing is to draw.
         """
-        return figure(self, None if frame is None else _scored(self, frame, split))
+        return figure_of(self, None if frame is None else _scored(self, frame, split))
 
 
 def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
@@ -190,38 +187,28 @@ def _taken(
     Raises:
         ValueError: there are no rows; see `evaluate`.
     """
-    shares = shares_of(model.transform)
-    if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
-        with errors_shown():
-            path = local_path(getattr(frame, "path", frame), "frame")
-            parts = _of_source(model, Path(path), split, take, shares)
-    else:
+    from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
+
+    shares, path = shares_of(model.transform), getattr(frame, "path", frame)
+    if is_frame(frame) or not isinstance(path, str | os.PathLike):
         parts = [*model._of_frame(frame, True, shares, take)]
+    else:
+        if split not in SPLITS:
+            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+
+        def labeled(block: SourceBlock) -> T:
+            if block.labels is None:
+                raise ValueError(f"{path}: expected rows with labels, got none")
+            return take(block.inputs, block.labels)
+
+        config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
+        with errors_shown():
+            source = str(local_path(path, "frame"))
+            parts = [*iter_scored_blocks(model, source, config, shares, labeled)]
     warn_of(shares)
     if not parts:
         raise ValueError("frame: expected rows to evaluate, got none")
     return parts
-
-
-def _of_source(
-    model: "Predictor",
-    path: str | os.PathLike,
-    split: str,
-    take: Callable[[Inputs, np.ndarray], T],
-    shares: Any,
-) -> list[T]:
-    from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
-
-    if split not in SPLITS:
-        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-
-    def labeled(block: SourceBlock) -> T:
-        if block.labels is None:
-            raise ValueError(f"{path}: expected rows with labels, got none")
-        return take(block.inputs, block.labels)
-
-    config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
-    return [*iter_scored_blocks(model, str(path), config, shares, labeled)]
 
 
 def warn_of(shares: Shares) -> None:
