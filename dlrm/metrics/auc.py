@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-_SCORE_BITS = np.uint64(32)  # of a key: its score, below the number of its group
-
 
 class Side(NamedTuple):
     """Rows of one class.
@@ -79,12 +77,11 @@ class Groups(NamedTuple):
             The metrics by name; NaN without groups.
         """
         sizes = {"gauc_by_impressions": self.rows, "gauc_by_clicks": self.positives}
-        found = {}
-        for name, size in sizes.items():
-            weights = times[self.number] * size
-            total = float(weights.sum())
-            found[name] = float(self.auc @ weights) / total if total else math.nan
-        return found
+        weights = {name: times[self.number] * size for name, size in sizes.items()}
+        return {
+            name: float(self.auc @ own) / float(own.sum()) if own.any() else math.nan
+            for name, own in weights.items()
+        }
 
 
 def within_groups(
@@ -93,32 +90,21 @@ def within_groups(
     """Returns the groups with both classes; groups of one class, such as single rows, are left out.
 
     Args:
-        scores: `[rows]`, finite, rounded to float32.
+        scores: `[rows]`, without NaN.
         labels: `[rows]`, 0 or 1.
         numbers: `[rows]`, of the rows' groups, from 0.
         weights: `[rows]`, 0 or more.
     """
-    count = int(numbers.max(initial=-1)) + 1
-    assert count <= 1 << 32
-    starts = numbers.astype(np.uint64) << _SCORE_BITS
-    keys = starts | _ordered_bits(scores)
-    sides = []
-    for label in (0, 1):
-        rows = np.flatnonzero(labels == label)
-        sides.append(rows[np.argsort(keys[rows])])
-    negative, positive = sides
+    starts = numbers.astype(np.int64) * (len(scores) + 1)  # of the keys of each group
+    keys = starts + 1 + np.unique(scores, return_inverse=True)[1]
+    order = np.argsort(keys)
+    negative, positive = (order[labels[order] == label] for label in (0, 1))
     negatives = Side(keys[negative], weights[negative])
     own = below(negatives, keys[positive]) - below(negatives, starts[positive])
-    sums = [
-        np.bincount(numbers[rows], weights[rows] * factor, count)
+    below_all, above_all, ordered = (
+        np.bincount(numbers[rows], weights[rows] * factor, int(numbers.max(initial=-1)) + 1)
         for rows, factor in ((negative, 1.0), (positive, 1.0), (positive, own))
-    ]
-    both = np.flatnonzero((sums[0] > 0) & (sums[1] > 0))
-    below_all, above_all, ordered = (of[both] for of in sums)
+    )
+    both = np.flatnonzero((below_all > 0) & (above_all > 0))
+    below_all, above_all, ordered = below_all[both], above_all[both], ordered[both]
     return Groups(both, ordered / (2 * below_all * above_all), below_all + above_all, above_all)
-
-
-def _ordered_bits(scores: np.ndarray) -> np.ndarray:
-    """Returns the bits of float32, changed to sort like the numbers; both zeros are equal."""
-    bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(np.uint32) ^ np.uint32(1 << 31)

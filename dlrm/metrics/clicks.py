@@ -36,11 +36,7 @@ def click_metrics(
             more, or all weights are 0. Only the first such rank raises it.
         OtherRankError: another rank raises it.
     """
-    with agreed(world, ValueError):
-        _check(logits, labels, weights)
-        if not ((labels == 1) | (labels == 0)).all():
-            raise ValueError("expected labels 0 and 1")
-    rows, loss, clicks, predicted = _sums(logits, labels, world, weights)
+    rows, loss, clicks, predicted = _sums(logits, labels, world, weights, are_clicks=True)
     if not rows or not math.isfinite(loss):
         return dict.fromkeys(TESTED, math.nan)
     area = roc_auc(logits.float(), labels, world, weights)
@@ -50,20 +46,11 @@ def click_metrics(
 def fraction_metrics(
     logits: Tensor, targets: Tensor, world: World = World(), weights: Tensor | None = None
 ) -> dict[str, float]:
-    """Returns the metrics of a test set whose targets are fractions.
+    """Returns `log_loss`, the mean binary cross-entropy, of a test set of fractions from 0 to 1.
 
-    Args:
-        logits: `[n]`.
-        targets: `[n]`, from 0 to 1.
-        world: the processes that have rows, as in `click_metrics`.
-        weights: as in `click_metrics`.
-
-    Returns:
-        `log_loss` in nats, the mean binary cross-entropy; NaN as in `click_metrics`.
+    Arguments, NaN and errors are those of `click_metrics`.
     """
-    with agreed(world, ValueError):
-        _check(logits, targets, weights)
-    rows, loss, *_ = _sums(logits, targets, world, weights)
+    rows, loss, *_ = _sums(logits, targets, world, weights, are_clicks=False)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
 
 
@@ -105,9 +92,11 @@ def _side(scores: Tensor, chosen: Tensor, weights: Tensor | None) -> Side:
 
 
 def _sums(
-    logits: Tensor, labels: Tensor, world: World, weights: Tensor | None
+    logits: Tensor, labels: Tensor, world: World, weights: Tensor | None, are_clicks: bool
 ) -> tuple[float, float, float, float]:
     """Returns the sums, over all ranks, of weights and weighted losses, labels and predictions."""
+    with agreed(world, ValueError):
+        _check(logits, labels, weights, are_clicks)
     parts = []
     for begin in range(0, max(len(logits), 1), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
@@ -116,8 +105,7 @@ def _sums(
         losses = F.binary_cross_entropy_with_logits(x, y, reduction="none")
         columns = weight, losses * weight, y * weight, x.sigmoid() * weight
         parts.append(torch.stack([column.sum() for column in columns]))
-    own = torch.stack(parts).sum(0).tolist()
-    facts = gather((own, len(labels)), world)
+    facts = gather((torch.stack(parts).sum(0).tolist(), len(labels)), world)
     rows, loss, clicks, predicted = map(sum, zip(*(sums for sums, _ in facts), strict=True))
     with agreed(world, ValueError):
         if not rows and (count := sum(number for _, number in facts)):
@@ -125,13 +113,13 @@ def _sums(
     return rows, loss, clicks, predicted
 
 
-def _check(scores: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+def _check(scores: Tensor, labels: Tensor, weights: Tensor | None, are_clicks: bool) -> None:
     if scores.ndim != 1 or scores.shape != labels.shape:
         shapes = f"{list(scores.shape)} and {list(labels.shape)}"
         raise ValueError(f"expected scores and labels [n], got {shapes}")
-    if weights is None:
-        return
-    if weights.shape != labels.shape:
+    if weights is not None and weights.shape != labels.shape:
         raise ValueError(f"expected weights {list(labels.shape)}, got {list(weights.shape)}")
-    if not (weights.isfinite() & (weights >= 0)).all():
+    if weights is not None and not (weights.isfinite() & (weights >= 0)).all():
         raise ValueError("expected weights of 0 or more")
+    if are_clicks and not ((labels == 1) | (labels == 0)).all():
+        raise ValueError("expected labels 0 and 1")

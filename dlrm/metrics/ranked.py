@@ -15,26 +15,10 @@ from dlrm.metrics.table import TOPS, at
 
 BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
 SCORE_BINS = 40  # of the histogram of scores
+POINTS = 200  # at most, of precision and recall
 LEVEL = 0.95  # of intervals
 QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
-
-
-class Reliability(NamedTuple):
-    """Bins of about equal weight in the order of the scores, `[bins]` each.
-
-    Attributes:
-        weight: rows, or the sum of their weights.
-        predicted: mean probability.
-        observed: click rate.
-        low, high: bounds of Wilson's 95 % interval of the click rate.
-    """
-
-    weight: np.ndarray
-    predicted: np.ndarray
-    observed: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 class RankedRows:
@@ -53,7 +37,7 @@ class RankedRows:
     def __init__(
         self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
     ) -> None:
-        check_rows(logits, labels, weights)
+        _check_rows(logits, labels, weights)
         self._order = np.argsort(logits, kind="stable")
         self._logits = logits[self._order].astype(np.float64)
         self._labels = labels[self._order].astype(np.float64)
@@ -97,40 +81,46 @@ class RankedRows:
             found |= {f"gain{at(top)}": gain, f"lift{at(top)}": gain / top}
         return {name: float(value) for name, value in found.items()}
 
-    def reliability(self) -> Reliability:
-        """Returns predicted and observed click rates over the range of scores.
+    def curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the curves of a page by name.
 
-        Weighted rows count in the intervals as many as would have the same variance.
+        Returns:
+            `reliability`, of up to `BINS` bins of about equal weight in the order of the scores:
+            `weight`, `predicted` and `observed` click rates, and the bounds `low` and `high` of
+            Wilson's 95 % interval, in which weighted rows count as many as would have the same
+            variance. `scores`: `edges` of equally wide bins of the probabilities from 0, and the
+            `rows` in each. `gain`: shares of the `rows`, highest scores first, and of the `clicks`
+            among them. `precision_recall` at thresholds, `recall` ascending; empty without clicks.
         """
         curve, squares = self._curve(self._weights), self._curve(np.square(self._weights))
         squared = np.bincount(curve.places(), np.diff(squares.rows), BINS)
         bins = np.stack([*curve.bins(self.probabilities[self._ends]), squared])
         weight, predicted, clicks, squared = bins[:, bins[0] > 0]
         observed = clicks / weight
-        bounds = wilson(observed, np.square(weight) / squared)
-        return Reliability(weight, predicted / weight, observed, *bounds)
-
-    def score_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ends of equally wide bins of the probabilities from 0, and rows in each."""
+        low, high = wilson(observed, np.square(weight) / squared)
         most = float(self.probabilities.max(initial=0)) or 1.0
-        of, weights = self.probabilities, self._weights
-        counts, edges = np.histogram(of, SCORE_BINS, (0, most), weights=weights)
-        return edges, counts
-
-    def gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns shares of the rows, highest scores first, and of the clicks among them."""
-        shares = np.linspace(0, 1, 101)
-        with np.errstate(invalid="ignore"):
-            return shares, self._curve(self._weights).gains(shares)
-
-    def precision_recall(self, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-        """Returns recall and precision at thresholds, recall ascending."""
-        curve = self._curve(self._weights)
+        counts, edges = np.histogram(
+            self.probabilities, SCORE_BINS, (0, most), weights=self._weights
+        )
+        shares, held = np.linspace(0, 1, 101), np.linspace(0, len(self._ends) - 1, POINTS)
         if not curve.clicks[-1]:
-            return np.empty(0), np.empty(0)
-        recall = (curve.clicks[-1] - curve.clicks[:-1]) / curve.clicks[-1]
-        held = -1 - np.unique(np.linspace(0, len(recall) - 1, points).astype(int))
-        return recall[held], curve.precision()[held]
+            held = held[:0]
+        chosen = -1 - np.unique(held.astype(np.int64))
+        with np.errstate(invalid="ignore"):
+            recall = (curve.clicks[-1] - curve.clicks[:-1]) / curve.clicks[-1]
+            gains = curve.gains(shares)
+        return {
+            "reliability": {
+                "weight": weight,
+                "predicted": predicted / weight,
+                "observed": observed,
+                "low": low,
+                "high": high,
+            },
+            "scores": {"edges": edges, "rows": counts},
+            "gain": {"rows": shares, "clicks": gains},
+            "precision_recall": {"recall": recall[chosen], "precision": curve.precision()[chosen]},
+        }
 
     def auc_components(self) -> np.ndarray:
         """Returns each row's component of the AUC, in the order of the rows as they were given.
@@ -217,11 +207,9 @@ def _ratio(value: float, divisor: float) -> float:
     return value / divisor if divisor else math.nan
 
 
-def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
-    """Raises ValueError where rows cannot be judged; see `RankedRows`."""
+def _check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
     arrays = {"scores": logits, "labels": labels}
-    if weights is not None:
-        arrays["weights"] = weights
+    arrays |= {} if weights is None else {"weights": weights}
     if any(array.shape != (len(labels),) for array in arrays.values()):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise ValueError(f"expected one score, label and weight a row, got {shapes}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlrm.data.bags import indices_of
-from dlrm.metrics.intervals import delong_difference
+from dlrm.metrics.judged import delong_difference
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables

@@ -69,8 +69,8 @@ def figure_of(model: "Predictor", rows: ScoredRows | None) -> Any:
         raise ImportError(f"plot: {missing_extra(error, 'plots')}") from None
     panels = _training(model)
     if rows is not None:
-        ranked = RankedRows(rows.logits[0], rows.labels)
-        panels += [partial(_reliability, ranked), partial(_gain, ranked)]
+        curves = RankedRows(rows.logits[0], rows.labels).curves()
+        panels += [partial(_reliability, **curves["reliability"]), partial(_gain, **curves["gain"])]
     if not panels:
         raise ValueError(f"plot: {model.path} does not describe its training; name labeled rows")
     lines = len(panels) // 2
@@ -114,19 +114,17 @@ def _points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float]
     return [step for step, _ in known], [value for _, value in known]
 
 
-def _reliability(ranked: RankedRows, axis: Any) -> None:
-    curve = ranked.reliability()
-    most = max(curve.predicted.max(), curve.observed.max()) * 1.05
+def _reliability(axis: Any, predicted: Any, observed: Any, **others: Any) -> None:
+    most = max(predicted.max(), observed.max()) * 1.05
     axis.plot([0, most], [0, most], linestyle="--", color="gray", label="perfect")
-    axis.plot(curve.predicted, curve.observed, color=TEST, marker="o", label="model")
+    axis.plot(predicted, observed, color=TEST, marker="o", label="model")
     axis.set(title="Calibration", xlabel="predicted click rate", ylabel="observed click rate")
     axis.legend()
 
 
-def _gain(ranked: RankedRows, axis: Any) -> None:
-    shares, gains = ranked.gains()
+def _gain(axis: Any, rows: Any, clicks: Any) -> None:
     axis.plot([0, 1], [0, 1], linestyle="--", color="gray", label="at random")
-    axis.plot(shares, gains, color=TEST, label="model")
+    axis.plot(rows, clicks, color=TEST, label="model")
     axis.set(title="Gain", xlabel="share of the rows, highest scores first")
     axis.set_ylabel("share of the clicks")
     axis.legend()

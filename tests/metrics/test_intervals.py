@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from dlrm.metrics.intervals import (
+from dlrm.metrics.judged import (
     bootstrap,
     bootstrap_difference,
-    decimals,
     delong,
     delong_difference,
     delong_interval,
@@ -81,7 +80,7 @@ def test_clusters_widen_the_interval_as_repeated_rows_must():
     def width(scores, known, groups):
         ranked = RankedRows(scores, known)
         measure = lambda counts, _: ranked.metrics(counts)  # noqa: E731
-        (found,) = bootstrap([measure], groups, len(scores), 400)
+        _, (found,) = bootstrap([measure], groups, len(scores), 400)
         return np.std(found["log_loss"]), np.std(found["auc"])
 
     once, clustered = width(one, labels, None), width(repeated, of_repeated, clusters)
@@ -93,7 +92,7 @@ def test_both_models_have_the_same_replicates():
     one, other, labels = two_models(300)
     models = [RankedRows(scores, labels) for scores in (one, other, one)]
     measures = [lambda counts, _, m=m: m.metrics(counts) for m in models]
-    first, second, third = bootstrap(measures, None, 300, 200)
+    _, (first, second, third) = bootstrap(measures, None, 300, 200)
     assert (first["rmse"] == third["rmse"]).all()
     difference = bootstrap_difference(0.01, first["auc"], second["auc"])
     assert difference.high - difference.low < np.ptp(first["auc"])
@@ -114,12 +113,3 @@ def test_bounds_stay_within_what_a_metric_can_be():
     assert percentiles(0.99, replicates).high > 1
     assert percentiles(0.99, replicates, most=1.0).high == 1
     assert percentiles(0.02, np.array([0.0, 0.3, 0.4])).low == 0
-
-
-@pytest.mark.parametrize(
-    ("reach", "digits"),
-    [(0.005, 3), (0.0152, 3), (0.05, 2), (0.14, 2), (0.6, 1), (40, 0), (1e-9, 6), (0, 4)],
-)
-def test_digits_follow_the_width_of_an_interval(reach, digits):
-    assert decimals(0.75 - reach, 0.75 + reach) == digits
-    assert decimals(None, None) == 4

@@ -77,7 +77,7 @@ def run(values: Values) -> None:
         judged = judge(after, own.bootstrap, own.seed)
         facts["recalibration"] = {
             "judged": judged.to_json()["models"][0],
-            "reliability": _lists(**judged.ranked[0].reliability()._asdict()),
+            "reliability": _curves(judged.ranked[0])["reliability"],
             "slices": _judged_slices(after, found, own),
         }
     if own.importance:
@@ -232,19 +232,10 @@ def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) ->
 
 def _curves(ranked: RankedRows) -> dict[str, Any]:
     """Returns the curves of a model's scores, as JSON values."""
-    edges, counts = ranked.score_counts()
-    shares, gains = ranked.gains()
-    recall, precision = ranked.precision_recall()
     return {
-        "reliability": _lists(**ranked.reliability()._asdict()),
-        "scores": _lists(edges=edges, rows=counts),
-        "gain": _lists(rows=shares, clicks=gains),
-        "precision_recall": _lists(recall=recall, precision=precision),
-    }
-
-
-def _lists(**curve: Any) -> dict[str, list[float | None]]:
-    return {
-        name: [round(float(v), 8) if math.isfinite(v) else None for v in values]
-        for name, values in curve.items()
+        name: {
+            key: [round(float(v), 8) if math.isfinite(v) else None for v in values]
+            for key, values in curve.items()
+        }
+        for name, curve in ranked.curves().items()
     }

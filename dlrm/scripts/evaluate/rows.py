@@ -14,7 +14,7 @@ import numpy as np
 from dlrm.data.schema.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.metrics.ranked import check_weights
-from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.scripts.evaluate.slices import Slices, by_day, by_decile, by_unknown, by_value
 from dlrm.serving.importance import Sample
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
@@ -168,7 +168,8 @@ def collect(
     logits = tuple(joined[f"model {number}"] for number in range(len(models)))
     divisions = {}
     if len(sources) > 1:
-        divisions["file"] = by_source(np.repeat(np.arange(len(sources)), counts), sources)
+        index = np.repeat(np.arange(len(sources)), counts)
+        divisions["file"] = [(name, index == place) for place, name in enumerate(sources)]
     if times is not None:
         divisions["day (UTC)"] = by_day(times)
     if transform is not None:

@@ -1,6 +1,6 @@
 """Parts of the rows to evaluate separately: each has a name and its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -57,16 +57,6 @@ def by_unknown(counts: np.ndarray) -> Slices:
         for name, (least, end) in zip(_UNKNOWN, ends, strict=True)
     ]
     return [(name, chosen) for name, chosen in slices if chosen.any()]
-
-
-def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:
-    """Returns the rows of each file.
-
-    Args:
-        index: `[rows]`, of `names`.
-        names: of the files.
-    """
-    return [(name, index == place) for place, name in enumerate(names)]
 
 
 def by_day(times: np.ndarray) -> Slices:
