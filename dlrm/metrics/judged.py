@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.metrics.auc import within_groups
 from dlrm.metrics.ranked import LEVEL, QUANTILE, RankedRows
 from dlrm.metrics.table import METRICS
 
@@ -104,10 +103,7 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
     clusters = None
     if rows.groups is not None:
         clusters = np.unique(rows.groups, return_inverse=True)[1]
-    measures = [
-        _measure(model, rows, logits, clusters)
-        for model, logits in zip(ranked, rows.logits, strict=True)
-    ]
+    measures = [_measure(model, clusters) for model in ranked]
     values, drawn = bootstrap(measures, clusters, len(rows.labels), replicates, seed)
     models = [
         {name: percentiles(v, of[name], METRICS[name].greatest) for name, v in model.items()}
@@ -153,13 +149,10 @@ def judge_slices(
 Measure = Callable[[np.ndarray | None, np.ndarray], dict[str, float]]
 
 
-def _measure(
-    model: RankedRows, rows: ScoredRows, logits: np.ndarray, clusters: np.ndarray | None
-) -> Measure:
+def _measure(model: RankedRows, clusters: np.ndarray | None) -> Measure:
     if clusters is None:
         return lambda counts, _: model.metrics(counts)
-    weights = np.ones(len(logits)) if rows.weights is None else rows.weights
-    groups = within_groups(logits, rows.labels, clusters, weights)
+    groups = model.within_groups(clusters)
     return lambda counts, drawn: {**model.metrics(counts), **groups.means(drawn)}
 
 

@@ -6,11 +6,10 @@ device and over ranks; both agree where they overlap.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.metrics.auc import Side, auc, below
+from dlrm.metrics.auc import Groups, auc, below
 from dlrm.metrics.table import TOPS, at
 
 BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
@@ -39,16 +38,16 @@ class RankedRows:
     ) -> None:
         _check_rows(logits, labels, weights)
         self._order = np.argsort(logits, kind="stable")
-        self._logits = logits[self._order].astype(np.float64)
+        ordered = logits[self._order].astype(np.float64)
         self._labels = labels[self._order].astype(np.float64)
         ones = np.ones(len(labels))
         self._weights = ones if weights is None else weights[self._order].astype(np.float64)
+        self._starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(labels)])
+        self._logits = ordered[self._starts]  # the distinct ones, ascending
+        ties = np.diff(self._starts, append=len(labels))
+        self._of_score = np.repeat(np.arange(len(ties)), ties)  # of each row
         self.probabilities = 1 / (1 + np.exp(-self._logits))
-        self._losses = np.logaddexp(0, self._logits) - self._labels * self._logits
-        self._errors = np.square(self.probabilities - self._labels)
-        self._sides = [np.flatnonzero(self._labels == label) for label in (0, 1)]
-        last = np.append(self._logits[1:] != self._logits[:-1], True)[: len(labels)]
-        self._ends = np.flatnonzero(last)  # of runs of rows that tie
+        self._losses = np.logaddexp(0, self._logits)  # of rows without a click
 
     def metrics(self, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns all metrics by name; NaN where one is undefined.
@@ -63,20 +62,22 @@ class RankedRows:
             that tie at the boundary of a gain or lift a part counts, as on average over orders of
             the ties.
         """
-        weight = self._weights if counts is None else self._weights * counts[self._order]
-        curve = self._curve(weight)
-        rows, clicks = curve.rows[-1], curve.clicks[-1]
-        loss, predicted = float(weight @ self._losses), float(weight @ self.probabilities)
-        _, of_bins, in_bins = curve.bins(self.probabilities[self._ends])
+        weights = self._weights if counts is None else self._weights * counts[self._order]
+        rows, clicks = self._sums(weights)
+        others, likely = rows - clicks, self.probabilities
+        total, clicked, predicted = rows.sum(), clicks.sum(), float(rows @ likely)
+        losses = float(rows @ self._losses - clicks @ self._logits)
+        squares = others @ np.square(likely) + clicks @ np.square(1 - likely)
         with np.errstate(invalid="ignore"):
+            gaps = np.bincount(_bins(rows), rows * likely - clicks, BINS)
             found = {
-                "auc": auc(*(Side(self._logits[rows], weight[rows]) for rows in self._sides)),
-                **metrics_of_sums(rows, loss, clicks, predicted),
-                "ece": np.abs(of_bins - in_bins).sum() / rows,
-                "pr_auc": np.diff(curve.clicks) @ curve.precision() / clicks,
-                "rmse": math.sqrt(float(weight @ self._errors) / rows) if rows else math.nan,
+                "auc": auc(others, clicks),
+                **metrics_of_sums(total, losses, clicked, predicted),
+                "ece": np.abs(gaps).sum() / total,
+                "pr_auc": clicks @ _precision(rows, clicks) / clicked,
+                "rmse": np.sqrt(squares / total),
             }
-            gains = curve.gains(np.array(TOPS))
+            gains = _gains(rows, clicks, np.array(TOPS))
         for top, gain in zip(TOPS, gains, strict=True):
             found |= {f"gain{at(top)}": gain, f"lift{at(top)}": gain / top}
         return {name: float(value) for name, value in found.items()}
@@ -92,34 +93,28 @@ class RankedRows:
             `rows` in each. `gain`: shares of the `rows`, highest scores first, and of the `clicks`
             among them. `precision_recall` at thresholds, `recall` ascending; empty without clicks.
         """
-        curve, squares = self._curve(self._weights), self._curve(np.square(self._weights))
-        squared = np.bincount(curve.places(), np.diff(squares.rows), BINS)
-        bins = np.stack([*curve.bins(self.probabilities[self._ends]), squared])
-        weight, predicted, clicks, squared = bins[:, bins[0] > 0]
-        observed = clicks / weight
-        low, high = wilson(observed, np.square(weight) / squared)
-        most = float(self.probabilities.max(initial=0)) or 1.0
-        counts, edges = np.histogram(
-            self.probabilities, SCORE_BINS, (0, most), weights=self._weights
-        )
-        shares, held = np.linspace(0, 1, 101), np.linspace(0, len(self._ends) - 1, POINTS)
-        if not curve.clicks[-1]:
+        (rows, clicks), likely = self._sums(self._weights), self.probabilities
+        columns = rows, rows * likely, clicks, self._sums(np.square(self._weights))[0]
+        bins = np.stack([np.bincount(_bins(rows), of, BINS) for of in columns])
+        weight, predicted, clicked, squared = bins[:, bins[0] > 0]
+        bounds = wilson(clicked / weight, np.square(weight) / squared)
+        reliability = weight, predicted / weight, clicked / weight, *bounds
+        names = ("weight", "predicted", "observed", "low", "high")
+        most = float(likely.max(initial=0)) or 1.0
+        counts, edges = np.histogram(likely, SCORE_BINS, (0, most), weights=rows)
+        shares, held = np.linspace(0, 1, 101), np.linspace(0, len(rows) - 1, POINTS)
+        if not clicks.any():
             held = held[:0]
         chosen = -1 - np.unique(held.astype(np.int64))
         with np.errstate(invalid="ignore"):
-            recall = (curve.clicks[-1] - curve.clicks[:-1]) / curve.clicks[-1]
-            gains = curve.gains(shares)
+            recall = np.cumsum(clicks[::-1])[::-1] / clicks.sum()
+            gains = _gains(rows, clicks, shares)
+        precision = _precision(rows, clicks)
         return {
-            "reliability": {
-                "weight": weight,
-                "predicted": predicted / weight,
-                "observed": observed,
-                "low": low,
-                "high": high,
-            },
+            "reliability": dict(zip(names, reliability, strict=True)),
             "scores": {"edges": edges, "rows": counts},
             "gain": {"rows": shares, "clicks": gains},
-            "precision_recall": {"recall": recall[chosen], "precision": curve.precision()[chosen]},
+            "precision_recall": {"recall": recall[chosen], "precision": precision[chosen]},
         }
 
     def auc_components(self) -> np.ndarray:
@@ -128,48 +123,57 @@ class RankedRows:
         That of a positive is the share of negatives below it, that of a negative the share of
         positives above it, and ties count half (DeLong et al., 1988). Rows count once.
         """
-        negatives, positives = (Side(self._logits[rows]) for rows in self._sides)
-        components, (negative, positive) = np.empty(len(self._order)), self._sides
+        rows, clicks = self._sums(np.ones(len(self._labels)))
         with np.errstate(invalid="ignore"):
-            above = 1 - below(positives, negatives.scores) / (2 * np.float64(len(positive)))
-            under = below(negatives, positives.scores) / (2 * np.float64(len(negative)))
-        components[self._order[negative]], components[self._order[positive]] = above, under
+            under, over = (below(of) / of.sum() for of in (rows - clicks, clicks))
+        own = np.where(self._labels == 1, under[self._of_score], 1 - over[self._of_score])
+        components = np.empty(len(own))
+        components[self._order] = own
         return components
 
-    def _curve(self, weight: np.ndarray) -> "_Curve":
-        """Returns the sums of given weights of the rows in their order."""
-        sums = np.zeros((2, len(self._ends) + 1))
-        sums[0, 1:] = np.cumsum(weight)[self._ends]
-        sums[1, 1:] = np.cumsum(weight * self._labels)[self._ends]
-        return _Curve(*sums)
+    def within_groups(self, numbers: np.ndarray) -> Groups:
+        """Returns the groups with both classes; those of one class, such as single rows, are not.
+
+        Args:
+            numbers: `[rows]`, of the groups from 0, in the order of the rows as they were given.
+        """
+        numbers = numbers[self._order]
+        order = np.argsort(numbers, kind="stable")  # by group, and in each by score
+        numbers, scores = numbers[order], self._of_score[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1) | np.diff(scores, prepend=-1))
+        weights, group = self._weights[order], numbers[starts]
+        rows, clicks = (
+            np.add.reduceat(of, starts) for of in (weights, weights * self._labels[order])
+        )
+        others, clicked, all_rows = (np.bincount(group, of) for of in (rows - clicks, clicks, rows))
+        under = below(rows - clicks) - (np.cumsum(others) - others)[group]
+        both = np.flatnonzero((others > 0) & (clicked > 0))
+        ordered = np.bincount(group, clicks * under)[both]
+        areas = ordered / (others[both] * clicked[both])
+        return Groups(both, areas, all_rows[both], clicked[both])
+
+    def _sums(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows and clicks of each distinct score, by given weights of the sorted rows."""
+        clicks = np.add.reduceat(weights * self._labels, self._starts)
+        return np.add.reduceat(weights, self._starts), clicks
 
 
-class _Curve(NamedTuple):
-    """Sums of the weights up to each distinct score, ascending, from 0; `[scores + 1]`."""
+def _bins(rows: np.ndarray) -> np.ndarray:
+    """Returns the bin of each distinct score; rows that tie are in one bin."""
+    middle = (np.cumsum(rows) - rows / 2) / rows.sum()
+    return np.clip((middle * BINS).astype(np.int64), 0, BINS - 1)
 
-    rows: np.ndarray
-    clicks: np.ndarray
 
-    def precision(self) -> np.ndarray:
-        """Returns the click rate from each distinct score up; 1 without rows."""
-        rows, clicks = (of[-1] - of[:-1] for of in self)
-        return np.divide(clicks, rows, out=np.ones_like(clicks), where=rows > 0)
+def _precision(rows: np.ndarray, clicks: np.ndarray) -> np.ndarray:
+    """Returns the click rate from each distinct score up; 1 without rows."""
+    above, clicked = (np.cumsum(of[::-1])[::-1] for of in (rows, clicks))
+    return np.divide(clicked, above, out=np.ones(len(rows)), where=above > 0)
 
-    def gains(self, tops: np.ndarray) -> np.ndarray:
-        """Returns the share of the clicks among each share of the rows, highest scores first."""
-        under = np.interp((1 - tops) * self.rows[-1], self.rows, self.clicks)
-        return (self.clicks[-1] - under) / self.clicks[-1]
 
-    def places(self) -> np.ndarray:
-        """Returns the bin of each distinct score; rows that tie are in one bin."""
-        middle = (self.rows[1:] - np.diff(self.rows) / 2) / self.rows[-1]
-        return np.minimum((middle * BINS).astype(np.int64), BINS - 1)
-
-    def bins(self, probabilities: np.ndarray) -> list[np.ndarray]:
-        """Returns weight, predicted clicks and clicks of each bin."""
-        rows, clicks = np.diff(self.rows), np.diff(self.clicks)
-        places = self.places()
-        return [np.bincount(places, of, BINS) for of in (rows, rows * probabilities, clicks)]
+def _gains(rows: np.ndarray, clicks: np.ndarray, tops: np.ndarray) -> np.ndarray:
+    """Returns the share of the clicks among each share of the rows, highest scores first."""
+    under, clicked = (np.append(0.0, np.cumsum(of)) for of in (rows, clicks))
+    return (clicked[-1] - np.interp((1 - tops) * under[-1], under, clicked)) / clicked[-1]
 
 
 def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

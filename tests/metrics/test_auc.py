@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 from ranks import Ranks
 from sklearn.metrics import roc_auc_score
 
-from dlrm.metrics.auc import within_groups
 from dlrm.metrics.clicks import roc_auc
 from dlrm.metrics.judged import ScoredRows, judge
+from dlrm.metrics.ranked import RankedRows
 
 EXACT = 1e-12  # both sides are ratios of integers below 2**53; only the last division rounds
 
@@ -135,7 +135,7 @@ def check_groups(scores, labels, clusters, weights):
         if 0 < (weight * label).sum() < weight.sum():
             auc = roc_auc_score(label, scores[here], sample_weight=weight)
             expected.append((number, auc, weight.sum(), (weight * label).sum()))
-    found = within_groups(scores, labels, clusters, weights)
+    found = RankedRows(scores, labels, weights).within_groups(clusters)
     by_rows, by_clicks = found.means(np.ones(clusters.max(initial=-1) + 1)).values()
     if not expected:
         assert math.isnan(by_rows)
@@ -152,7 +152,7 @@ def check_groups(scores, labels, clusters, weights):
 @given(st.lists(st.tuples(st.integers(-3, 3), st.booleans(), st.integers(0, 6)), max_size=50))
 def test_ties_within_groups(rows):
     scores, labels, clusters = np.array(rows, np.float32).reshape(-1, 3).T
-    for weights in (np.ones(len(rows)), np.arange(len(rows)) % 3 / 2):  # also groups of weight 0
+    for weights in (np.ones(len(rows)), np.arange(1, len(rows) + 1) % 3 / 2):  # also of weight 0
         check_groups(scores, labels, clusters.astype(np.int64), weights)
 
 

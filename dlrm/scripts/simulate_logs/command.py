@@ -13,7 +13,7 @@ import numpy as np
 from dlrm.files import atomic_directory
 from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
-from dlrm.metrics.auc import Side, auc
+from dlrm.metrics.auc import auc
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
 from dlrm.scripts.simulate_logs import Simulation
@@ -263,8 +263,7 @@ class _Judgment:
 
     def to_json(self) -> dict[str, float | int | None]:
         """Returns rows, click rate, AUC (ties count half; None with one class) and log loss."""
-        bins, rows = np.arange(self._BINS), int(self._counts.sum())
-        area = auc(*(Side(bins, counts) for counts in self._counts))
+        rows, area = int(self._counts.sum()), auc(*self._counts)
         return {
             "rows": rows,
             "click_rate": float(self._counts[1].sum() / rows) if rows else None,
