@@ -22,7 +22,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.localize import output_at
 from dlrm.remote.uri import shown
-from dlrm.serving.judged import Judged, warn_of
+from dlrm.serving import judged
+from dlrm.serving.judged import warn_of
 from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Predictor(Judged, Scoring):
+class Predictor(Scoring):
     """A model with the transform of its inputs.
 
     `print(model)` shows its fields and the metrics of its training.
@@ -246,6 +247,9 @@ class Predictor(Judged, Scoring):
             ValueError: it does not match the model.
         """
         return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
+
+    evaluate, importance = judged.evaluate, judged.importance
+    compare, recalibrate, plot = judged.compare, judged.recalibrate, judged.plot
 
 
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
