@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlrm.flags import UsageError
 from dlrm.serving.network.platforms import PLATFORMS
-from dlrm.settings import REQUIRED, check_settings, setting
+from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 
 _PLATFORM = "Platform, one of"
 _OF_CHECKPOINT = "that of the checkpoint, if any"
@@ -18,14 +18,8 @@ _OF_CHECKPOINT = "that of the checkpoint, if any"
 class ExportConfig:
     """The model, and how it is served; field names are those of the flags."""
 
-    checkpoint: str = setting(
-        REQUIRED,
-        "checkpoint, or a run's directory of checkpoints, whose best one is used",
-        uri="read",
-    )
-    save_dir: Path = setting(
-        Path("./triton_models"), "directory of the model repository", uri="add"
-    )
+    checkpoint: str = setting(REQUIRED, "checkpoint, or a run, whose best one is used", uri="read")
+    save_dir: Path = setting(Path("./triton_models"), "the model repository", uri="add")
     dataset: Path | None = setting(
         None,
         "dataset whose rows to compare the exported model on; default: that of the training, "
@@ -38,20 +32,14 @@ class ExportConfig:
     allow_other_transform: bool = setting(
         False, "accept a dataset whose fitted transform is not the checkpoint's"
     )
-    allow_links: bool = setting(
-        False,
-        "allow files of the dataset to be symbolic links to files outside its directory",
-    )
+    allow_links: bool = setting(False, "accept links in the dataset to files outside it")
     triton_model_name: str = setting("model", "directory in the repository")
     triton_model_version: int | None = setting(
         None, "version to write; default: 1, or the next one with --update", least=1
     )
     triton_max_batch_size: int = setting(4096, "maximum rows of a batch", least=1)
     triton_dyn_batching_delay: float = setting(
-        0.0,
-        "milliseconds that dynamic batching waits for further requests",
-        least=0,
-        most=60_000,
+        0.0, "milliseconds that a request waits for others to be batched with", least=0, most=60_000
     )
     triton_no_dyn_batching: bool = setting(False, "do not batch requests")
     triton_engine_count: int = setting(1, "number of model instances", least=1)
@@ -66,18 +54,10 @@ class ExportConfig:
         "fp32", "precision of the embedding tables", choices=("fp32", "fp16")
     )
     update: bool = setting(False, "add a version to an existing model")
-    python: bool = setting(
-        False, "ONNX Runtime, by Triton's backend python (default)", topic=_PLATFORM
-    )
-    onnx: bool = setting(
-        False, "ONNX Runtime, by Triton's platform onnxruntime_onnx", topic=_PLATFORM
-    )
-    ts_trace: bool = setting(
-        False, "traced TorchScript, by Triton's platform pytorch_libtorch", topic=_PLATFORM
-    )
-    ts_script: bool = setting(
-        False, "scripted TorchScript, by Triton's platform pytorch_libtorch", topic=_PLATFORM
-    )
+    python: bool = setting(False, "Python over ONNX Runtime (default)", topic=_PLATFORM)
+    onnx: bool = setting(False, "ONNX, by onnxruntime_onnx", topic=_PLATFORM)
+    ts_trace: bool = setting(False, "traced TorchScript, by pytorch_libtorch", topic=_PLATFORM)
+    ts_script: bool = setting(False, "scripted TorchScript, by pytorch_libtorch", topic=_PLATFORM)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -102,16 +82,10 @@ class DeployConfig:
     """The checkpoint, and NVIDIA's flags; field names are those of the flags."""
 
     model_checkpoint: str = setting(REQUIRED, "checkpoint, or directory of checkpoints", uri="read")
-    dataset: str | None = setting(
-        None,
-        "dataset whose rows to compare the exported model on; default: that of the training",
-        uri="read",
-    )
-    fp16: bool = setting(False, "clients send numerical features as FP16")
+    dataset: Path | None = same_setting(ExportConfig, "dataset")
+    fp16: bool = same_setting(ExportConfig, "fp16")
     cpu: bool = setting(False, "the same as --triton-no-cuda")
-    dump_perf_data: str | None = setting(
-        None, "refused: client.py --input DATASET sends a dataset's rows"
-    )
+    dump_perf_data: str | None = setting(None, "refused: client.py --input DATASET sends rows")
     num_numerical_features: str | None = setting(None, _OF_CHECKPOINT)
     embedding_dim: str | None = setting(None, _OF_CHECKPOINT)
     interaction_op: str | None = setting(None, _OF_CHECKPOINT)
@@ -138,14 +112,10 @@ class ClientConfig:
     """The server, the rows to send, and what is reported; field names are those of the flags."""
 
     triton_server_url: str | None = setting(
-        None,
-        "address of the server; default: localhost:8001, or localhost:8000 with http",
-        short_name="u",
+        None, "address; default: localhost:8001, or localhost:8000 with http", short_name="u"
     )
     protocol: str | None = setting(
-        None,
-        "protocol; default: grpc, or http with --inference-data",
-        choices=("grpc", "http"),
+        None, "protocol; default: grpc, or http with --inference-data", choices=("grpc", "http")
     )
     triton_model_name: str = setting("model", "name of the model")
     triton_model_version: str = setting("", "version to use; default: the server's choice")
@@ -153,22 +123,14 @@ class ClientConfig:
     http_headers: tuple[str, ...] = setting(
         (), "NAME:VALUE, header of every request", short_name="H", repeated=True
     )
-    input: Path | None = setting(
-        None, "dataset, or log with lines of a label and fields", uri="read"
-    )
+    input: Path | None = setting(None, "dataset, or log of labels and fields", uri="read")
     split: str = setting("test", "split of the dataset to send")
-    inference_data: Path | None = setting(
-        None, "directory of a split in the dataset, such as test/"
-    )
+    inference_data: Path | None = setting(None, "split's directory in a dataset, such as test/")
     dataset_config: Path | None = setting(None, "model_size.json or feature_spec.yaml beside that")
     no_label: bool = setting(False, "the lines of the log have no label")
     batch_size: int = setting(1024, "rows per batch", least=1)
-    test_batches: int | None = setting(
-        None, "number of batches to send, read in advance; default: all"
-    )
-    drop_last_batch: bool = setting(
-        False, "leave out the last batch of a dataset if it is not full"
-    )
+    test_batches: int | None = setting(None, "batches to send, read in advance; default: all")
+    drop_last_batch: bool = setting(False, "leave out a last batch of a dataset that is not full")
     fp16: bool = setting(False, "not used: the server states the type that it takes")
     output: Path | None = setting(None, ".npy file to write the scores to", uri="replace")
     report: Path | None = setting(None, ".json file to write the measurements to", uri="replace")

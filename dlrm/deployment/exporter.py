@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-import math
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,13 +57,13 @@ class Reference(NamedTuple):
 
 
 class Export(NamedTuple):
-    """A model, and how it is exported: also, if `raw`, for raw rows."""
+    """A model, and how it is exported; without a transform only for ids."""
 
     options: ExportConfig
     predictor: Predictor
     tables: torch.Tensor
     reference: Reference
-    raw: bool
+    transform: Path | None
 
 
 def run(options: ExportConfig) -> None:
@@ -79,13 +78,25 @@ def run(options: ExportConfig) -> None:
     with Checkpoint.held(options.checkpoint) as held, unreplaced(held.path):
         export = _load(held.path, options)
     if newest is None:
-        lines = _write_new(export, version)
+        report = _write_new(export, version)
     else:
         _check_like(newest, export)
         with staged(directory / str(version), options.save_dir) as place:
-            lines = _write_version(place, export)
+            report = _write_version(place, export)
     print(f"{directory / str(version)}: {options.platform}, {options.output_kind}")
-    print("\n".join(lines))
+    rows, judged = "generated rows, since the dataset of the training is not here (--dataset)", ""
+    if report["dataset"] is not None:
+        rows = f"rows of {report['dataset']} ({report['split']})"
+        judged = (
+            " AUC {auc:.6f} (change {auc_change:+.1e}), log loss {log_loss:.6f} "
+            "({log_loss_change:+.1e}),".format(**report)
+        )
+    print(
+        f"agreement: on {report['rows']:,} {rows},{judged} greatest difference of a score "
+        f"{report['greatest_difference']:.1e}"
+    )
+    size, full = report["table_bytes"], report["table_bytes_fp32"]
+    print(f"tables: {options.embedding_precision}, {size:,} bytes, {size / full:.3f} of fp32")
 
 
 def _version(options: ExportConfig, directory: Path, newest: Path | None) -> int:
@@ -127,8 +138,8 @@ def _load(path: Path, options: ExportConfig) -> Export:
             "model of lists, whose requests the server does not batch"
         )
     tables = quantize_tables(predictor.model, options.embedding_precision)
-    raw = not options.no_raw and predictor.transform is not None
-    return Export(options, predictor, tables, reference, raw)
+    fitted = None if options.no_raw else predictor.transform
+    return Export(options, predictor, tables, reference, fitted.directory if fitted else None)
 
 
 def _generated(predictor: Predictor, options: ExportConfig, missing: str) -> Reference:
@@ -197,101 +208,90 @@ def _check_like(newest: Path, export: Export) -> None:
                 "another --triton-model-name"
             )
     step = newest.parent.with_name(f"{newest.parent.name}_transform")
-    if step.is_dir():
-        old, new = max(step.glob(f"[0-9]*/{layout.TRANSFORM}")), _transform_of(export)
-        names = {path.name for folder in (old, new) for path in folder.iterdir()}
-        if len(filecmp.cmpfiles(old, new, names, shallow=False)[0]) < len(names):
-            raise ValueError(
-                f"{step}: expected the transform of the new version, got another: an ensemble "
-                "cannot take a new transform and new tables at one instant, as --python does; use "
-                "another --triton-model-name"
-            )
+    fitted = export.predictor.transform
+    if step.is_dir() and not (
+        fitted and _same_files(max(step.glob(f"[0-9]*/{layout.TRANSFORM}")), fitted.directory)
+    ):
+        raise ValueError(
+            f"{step}: expected the transform of the new version, got another: an ensemble cannot "
+            "take a new transform and new tables at one instant, as --python does; use another "
+            "--triton-model-name"
+        )
 
 
-def _write_new(export: Export, version: int) -> list[str]:
-    """Writes new models, all of them or none; returns the report as lines."""
-    lines: list[str] = []
+def _same_files(one: Path, other: Path | None) -> bool:
+    assert other is not None
+    names = {path.name for folder in (one, other) for path in folder.iterdir()}
+    return len(filecmp.cmpfiles(one, other, names, shallow=False)[0]) == len(names)
+
+
+def _write_new(export: Export, version: int) -> dict:
+    """Writes new models, all of them or none; returns the report."""
+    report: dict = {}
     repository, own = export.options.save_dir, export.options.triton_model_name
+    raw = export.transform is not None
     with ExitStack() as published:  # the last first, and so parts before what uses them
-        configs = model_configs(export.options, export.reference.inputs, export.raw)
+        configs = model_configs(export.options, export.reference.inputs, raw)
         for name, config in configs.items():
             top = published.enter_context(staged(repository / name, repository))
             write_config(top, config)
             (top / str(version)).mkdir()
             if name == own:
-                lines = _write_version(top / str(version), export)
+                report = _write_version(top / str(version), export)
             elif "backend" in config:
-                _write_script(top / str(version), export)
-    return lines
+                _finish(top / str(version), export, script=True)
+    return report
 
 
-def _write_version(directory: Path, export: Export) -> list[str]:
-    """Writes a version and compares it with the checkpoint; returns the report as lines."""
-    options, predictor = export.options, export.predictor
-    platform, is_probability = PLATFORMS[options.platform], options.output_kind == "probability"
-    network = Exportable(predictor.model, export.tables, is_probability, predictor.recalibration)
-    platform.write(network, example_like(export.reference.inputs), directory)
-    score, inputs = platform.open(directory), export.reference.inputs
+def _write_version(directory: Path, export: Export) -> dict:
+    """Writes a version and compares it with the checkpoint; returns the report."""
+    options, predictor, inputs = export.options, export.predictor, export.reference.inputs
+    platform, probable = PLATFORMS[options.platform], options.output_kind == "probability"
+    network = Exportable(predictor.model, export.tables, probable, predictor.recalibration)
+    platform.write(network, example_like(inputs), directory)
+    score = platform.open(directory)
     begins = range(0, len(inputs.numerical), _BATCH)
     parts = [score(*inputs.part(begin, begin + _BATCH).arrays) for begin in begins]
     report = _report(export, np.concatenate(parts)[:, 0])
-    text = json.dumps(report, indent=1)
-    (directory / "report.json").write_text(text + "\n", encoding="utf-8")
-    if platform.takes_raw:
-        _write_script(directory, export)
-    else:
-        _finish(directory, export)
-    return _lines(report)
+    _write_json(directory / "report.json", report)
+    _finish(directory, export, platform.takes_raw)
+    return report
 
 
-def _write_script(directory: Path, export: Export) -> None:
-    """Adds the python backend, and the transform of raw rows."""
-    if export.raw:
-        shutil.copytree(_transform_of(export), directory / layout.TRANSFORM)
-    write_backend(directory)
-    _finish(directory, export)
-
-
-def _finish(directory: Path, export: Export) -> None:
-    """Completes a version, whose other files have been written."""
-    text = json.dumps(_facts(export), indent=1)
-    (directory / FACTS).write_text(text + "\n", encoding="utf-8")
+def _finish(directory: Path, export: Export, script: bool) -> None:
+    """Adds the facts and, if a script scores, that and the transform of raw rows."""
+    _write_json(directory / FACTS, _facts(export))
+    if script:
+        if export.transform is not None:
+            shutil.copytree(export.transform, directory / layout.TRANSFORM)
+        write_backend(directory)
     write_manifest(directory, KIND)
     keep_bytecode_out(directory)
 
 
-def _transform_of(export: Export) -> Path:
-    transform = export.predictor.transform
-    assert transform is not None
-    assert transform.directory is not None
-    return transform.directory
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _report(export: Export, after: np.ndarray) -> dict:
+def _report(export: Export, scores: np.ndarray) -> dict:
     """Compares the scores of an export with those of the checkpoint.
 
     Raises:
         ValueError: they differ by more than the precision of the tables explains.
     """
     reference, precision = export.reference, export.options.embedding_precision
-    before, is_probability = reference.logits, export.options.output_kind == "probability"
-    before = probability(before) if is_probability else before
-    labels, (old, new) = torch.from_numpy(reference.labels), map(torch.from_numpy, (before, after))
-    if is_probability:
-        old, new = (scores.double().logit(eps=1e-9) for scores in (old, new))
-    metrics, metrics_before = click_metrics(new, labels), click_metrics(old, labels)
-    changed = {name: metrics[name] - metrics_before[name] for name in ("auc", "log_loss")}
-    auc = 0.0 if math.isnan(changed["auc"]) else changed["auc"]  # of one class
-    difference = float(np.abs(before - after).max(initial=0))
-    greatest = float(np.abs(before).max(initial=0))
-    exact, allowed = precision == "fp32", MAX_AUC_CHANGE[precision]
-    if not (abs(auc) if exact else -auc) <= allowed:
+    probable, labels = export.options.output_kind == "probability", export.reference.labels
+    expected = probability(reference.logits) if probable else reference.logits
+    difference = float(np.abs(scores - expected).max(initial=0))
+    greatest = float(np.abs(expected).max(initial=0))
+    exact, limit = precision == "fp32", MAX_DIFFERENCE * max(1.0, greatest)
+    new, old = (_metrics(given, probable, labels) for given in (scores, expected))
+    change, allowed = new["auc"] - old["auc"], MAX_AUC_CHANGE[precision]  # NaN for one class
+    if (abs(change) if exact else -change) > allowed:
         raise ValueError(
-            "the exported model ranks otherwise than the checkpoint: AUC "
-            f"{metrics['auc']:.6f}, before {metrics_before['auc']:.6f}; expected a change of "
-            f"{allowed:g} at most (--embedding-precision)"
+            f"the exported model ranks otherwise than the checkpoint: AUC {new['auc']:.6f}, before "
+            f"{old['auc']:.6f}; expected a change of {allowed:g} at most (--embedding-precision)"
         )
-    limit = MAX_DIFFERENCE * max(1.0, greatest)
     if exact and not difference <= limit:
         raise ValueError(
             "the exported model scores otherwise than the checkpoint: a score differs by "
@@ -301,35 +301,23 @@ def _report(export: Export, after: np.ndarray) -> dict:
         "checkpoint": shown(str(export.predictor.path)),
         "dataset": reference.dataset and shown(reference.dataset),
         "split": reference.split,
-        "rows": len(before),
+        "rows": len(scores),
         "greatest_difference": difference,
         "greatest_score": greatest,
         "embedding_precision": precision,
         "table_bytes": export.tables.nbytes,
         "table_bytes_fp32": 4 * export.tables.numel(),
     }
-    if reference.dataset is not None:
-        for name, change in changed.items():
-            report |= {name: metrics[name], f"{name}_before": metrics_before[name]}
-            report[f"{name}_change"] = change
+    for name in ("auc", "log_loss") if reference.dataset is not None else ():
+        report |= {name: new[name], f"{name}_before": old[name]}
+        report[f"{name}_change"] = new[name] - old[name]
     return report
 
 
-def _lines(report: dict) -> list[str]:
-    """Returns a report in words."""
-    rows, judged = "generated rows, since the dataset of the training is not here (--dataset)", ""
-    if report["dataset"] is not None:
-        rows = f"rows of {report['dataset']} ({report['split']})"
-        judged = (
-            f" AUC {report['auc']:.6f} (change {report['auc_change']:+.1e}), log loss "
-            f"{report['log_loss']:.6f} ({report['log_loss_change']:+.1e}),"
-        )
-    size, full = report["table_bytes"], report["table_bytes_fp32"]
-    return [
-        f"agreement: on {report['rows']:,} {rows},{judged} greatest difference of a score "
-        f"{report['greatest_difference']:.1e}",
-        f"tables: {report['embedding_precision']}, {size:,} bytes, {size / full:.3f} of fp32",
-    ]
+def _metrics(scores: np.ndarray, probable: bool, labels: np.ndarray) -> dict[str, float]:
+    logits = torch.from_numpy(scores)
+    logits = logits.double().logit(eps=1e-9) if probable else logits
+    return click_metrics(logits, torch.from_numpy(labels))
 
 
 def _facts(export: Export) -> dict:
@@ -344,7 +332,7 @@ def _facts(export: Export) -> dict:
         "numerical_dtype": rows.numerical.dtype.name,
         "ids_dtype": rows.ids.dtype.name,
         "platform": options.platform,
-        "inputs": model_inputs(options, rows, export.raw),
+        "inputs": model_inputs(options, rows, export.transform is not None),
         "output_kind": options.output_kind,
         "checkpoint": predictor.path.name,
         "dlrm_version": __version__,

@@ -42,7 +42,10 @@ def _run(values: Values) -> int:
     _check(options)
     package = _package()
     with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
-        _link_backend(package, Path(backends, "python"))
+        backend = Path(backends, "python")  # common files, and the stub of this Python
+        backend.mkdir()
+        for source in (*(package / "tritonserver/backends/python").glob("*.*"), _stub(package)):
+            (backend / source.name).symlink_to(source)
         command = [
             os.fspath(package / "tritonserver" / "bin" / "tritonserver"),
             f"--model-repository={options.model_repository}",
@@ -54,7 +57,10 @@ def _run(values: Values) -> int:
             *restrictions(options.others),
             *options.others,
         ]
-        return _forwarding_signals(command, _environment(package))
+        process = subprocess.Popen(command, env=_environment(package))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _: process.send_signal(received))
+        return process.wait()
 
 
 def _check(options: ServerConfig) -> None:
@@ -101,14 +107,6 @@ def _stub(package: Path) -> Path:
     return stubs / version / "triton_python_backend_stub"
 
 
-def _link_backend(package: Path, directory: Path) -> None:
-    """Assembles the python backend: the common files, and the stub of this Python."""
-    directory.mkdir()
-    common = package / "tritonserver" / "backends" / "python"
-    for source in [*(path for path in common.iterdir() if path.is_file()), _stub(package)]:
-        (directory / source.name).symlink_to(source)
-
-
 def restrictions(flags: Sequence[str]) -> list[str]:
     """Returns flags that disable what clients do not need, unless `flags` restrict access.
 
@@ -130,21 +128,6 @@ def _environment(package: Path) -> dict[str, str]:
     }
     paths = {name: [*new, *filter(None, [os.environ.get(name)])] for name, new in first.items()}
     return {**os.environ, **{name: os.pathsep.join(parts) for name, parts in paths.items()}}
-
-
-def _forwarding_signals(command: list[str], environment: dict[str, str]) -> int:
-    """Runs a command until it ends, and forwards to it the signals that end this process."""
-    process = subprocess.Popen(command, env=environment)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [
-        signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in numbers
-    ]
-    try:
-        return process.wait()
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
