@@ -5,13 +5,14 @@ The commands are modules of their own, since their help appears before torch is 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlrm.flags import UsageError
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 
 _PLATFORM = "Platform, one of"
-_OF_CHECKPOINT = "that of the checkpoint, if any"
+_OF_CHECKPOINT: dict[str, Any] = {"help": "that of the checkpoint", "architecture": True}
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class DeployConfig:
     fp16: bool = same_setting(ExportConfig, "fp16")
     cpu: bool = setting(False, "the same as --triton-no-cuda")
     dump_perf_data: str | None = setting(None, "refused: client.py --input DATASET sends rows")
-    num_numerical_features: str | None = setting(None, _OF_CHECKPOINT)
-    embedding_dim: str | None = setting(None, _OF_CHECKPOINT)
-    interaction_op: str | None = setting(None, _OF_CHECKPOINT)
-    bottom_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
-    top_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
+    num_numerical_features: str | None = setting(None, **_OF_CHECKPOINT)
+    embedding_dim: str | None = setting(None, **_OF_CHECKPOINT)
+    interaction_op: str | None = setting(None, **_OF_CHECKPOINT)
+    bottom_mlp_sizes: tuple[str, ...] = setting((), repeated=True, **_OF_CHECKPOINT)
+    top_mlp_sizes: tuple[str, ...] = setting((), repeated=True, **_OF_CHECKPOINT)
     embedding_type: str | None = setting(None, "unused")  # as it changes no exported model
     batch_size: str | None = setting(None, "unused")
 
@@ -101,9 +102,6 @@ class ServerConfig:
 
     model_repository: Path = setting(REQUIRED, "directory that export.py wrote", uri="read")
     address: str = setting("127.0.0.1", "address to listen on")
-    http_port: int = setting(8000, "port of HTTP")
-    grpc_port: int = setting(8001, "port of gRPC")
-    metrics_port: int = setting(8002, "port of the metrics")
     others: tuple[str, ...] = setting((), "further flags of tritonserver", positional=True)
 
 

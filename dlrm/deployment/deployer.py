@@ -12,11 +12,7 @@ from dlrm.command_line import say_error, text_of
 from dlrm.deployment import export
 from dlrm.deployment.config import DeployConfig
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
-
-_ARCHITECTURE = (
-    *("num_numerical_features", "embedding_dim", "interaction_op"),
-    *("bottom_mlp_sizes", "top_mlp_sizes"),
-)
+from dlrm.settings import architecture_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +45,7 @@ def _check_architecture(options: DeployConfig) -> None:
 
     with Checkpoint.held(options.model_checkpoint) as held:
         config = model_config(held.path)
-    for name in _ARCHITECTURE:
+    for name in architecture_of(DeployConfig):
         has, given = getattr(config, name), getattr(options, name)
         found, asked = (text_of(value).removeprefix("cuda_") for value in (has, given))
         if given and asked != found:

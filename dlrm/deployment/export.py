@@ -11,7 +11,7 @@ import sys
 
 from dlrm.command_line import later
 from dlrm.deployment.config import ExportConfig
-from dlrm.flags import ConfigFlags, run_command
+from dlrm.flags import ConfigFlags, Values, run_command
 
 run = later("dlrm.deployment.exporter")
 LINE = ConfigFlags([("Flags", ExportConfig)])
@@ -19,14 +19,12 @@ LINE = ConfigFlags([("Flags", ExportConfig)])
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
-    return run_command(
-        LINE,
-        lambda values: run(values.config(ExportConfig)),
-        __doc__,
-        arguments,
-        usage=2,
-        errors=(ValueError, OSError, ImportError),
-    )
+    errors = (ValueError, OSError, ImportError)
+    return run_command(LINE, _run, __doc__, arguments, usage=2, errors=errors)
+
+
+def _run(values: Values) -> None:
+    run(values.config(ExportConfig))
 
 
 def parse(arguments: list[str]) -> ExportConfig:

@@ -16,11 +16,10 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources.row_error import RowError
 from dlrm.deployment.config import ExportConfig
 from dlrm.deployment.model_config import model_configs, model_inputs, write_config
-from dlrm.deployment.repository import keep_bytecode_out, staged, write_backend
+from dlrm.deployment.repository import seal, staged, write_backend
 from dlrm.documents import read_json
 from dlrm.files import check_replaceable
 from dlrm.locks import unreplaced
-from dlrm.manifest import write_manifest
 from dlrm.metrics.clicks import click_metrics
 from dlrm.remote.uri import shown
 from dlrm.serving.exported import exported_version
@@ -31,7 +30,7 @@ from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.scoring import field_names, probability
-from dlrm.serving.server.names import FACTS, KIND
+from dlrm.serving.server.names import FACTS
 from dlrm.serving.sources import check_dataset, inputs_of
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.version import __version__
@@ -43,27 +42,21 @@ MAX_AUC_CHANGE = {"fp32": 1e-5, "fp16": 5e-4}  # by the precision of the tables
 _BATCH = 4096  # rows scored at a time
 
 
-class Reference(NamedTuple):
-    """Rows that an exported model is compared on, with their logits by the checkpoint.
-
-    Generated rows have no dataset, and their labels are all 0.
-    """
-
-    dataset: str | None
-    split: str
-    inputs: Inputs
-    labels: np.ndarray
-    logits: np.ndarray
-
-
 class Export(NamedTuple):
-    """A model, and how it is exported; without a transform only for ids."""
+    """A model, and the rows that it is compared on, with their logits by the checkpoint.
+
+    Rows have the types that clients send. Generated ones have no dataset, and labels of 0.
+    """
 
     options: ExportConfig
     predictor: Predictor
     tables: torch.Tensor
-    reference: Reference
-    transform: Path | None
+    transform: Path | None  # of raw rows; None takes ids only
+    dataset: str | None
+    split: str
+    rows: Inputs
+    labels: np.ndarray
+    logits: np.ndarray
 
 
 def run(options: ExportConfig) -> None:
@@ -86,7 +79,7 @@ def run(options: ExportConfig) -> None:
     print(f"{directory / str(version)}: {options.platform}, {options.output_kind}")
     rows, judged = "generated rows, since the dataset of the training is not here (--dataset)", ""
     if report["dataset"] is not None:
-        rows = f"rows of {report['dataset']} ({report['split']})"
+        rows = "rows of {dataset} ({split})".format(**report)
         judged = (
             " AUC {auc:.6f} (change {auc_change:+.1e}), log loss {log_loss:.6f} "
             "({log_loss_change:+.1e}),".format(**report)
@@ -126,23 +119,33 @@ def _load(path: Path, options: ExportConfig) -> Export:
     named = options.dataset or trained.get("dataset")
     kind = options.dataset_type or trained.get("dataset_type")
     is_there = named and kind in ROWS_ON_DISK and Path(named).is_dir()
-    dataset = str(named) if is_there else None
+    dataset, split = str(named) if is_there else None, ""
     predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
-    if dataset is None:
-        reference = _generated(predictor, options, f"{named or 'that of the training'} ({kind})")
-    else:
-        reference = _reference(dataset, kind, predictor, options)
-    if reference.inputs.lengths is not None and options.triton_dyn_batching_delay:
+    try:
+        if dataset is None:
+            rows = _generated(predictor, options, f"{named or 'that of the training'} ({kind})")
+            labels = np.zeros(MAX_ROWS, np.float32)
+        else:
+            split, rows, labels = _rows_of(dataset, kind, predictor, options)
+        logits = predictor.logits_of(rows)
+    except RowError as error:
+        error.where = f"{dataset}: {split} row {error.row}"
+        raise
+    if rows.lengths is not None and options.triton_dyn_batching_delay:
         raise ValueError(
             f"--triton-dyn-batching-delay {options.triton_dyn_batching_delay}: expected none for a "
             "model of lists, whose requests the server does not batch"
         )
     tables = quantize_tables(predictor.model, options.embedding_precision)
+    lengths = None if rows.lengths is None else rows.lengths.astype(np.int32)
+    numerical = rows.numerical.astype("float16" if options.fp16 else "float32")
+    sent = Inputs(numerical, rows.ids.astype(options.ids), lengths, rows.weights)
     fitted = None if options.no_raw else predictor.transform
-    return Export(options, predictor, tables, reference, fitted.directory if fitted else None)
+    transform = None if fitted is None else fitted.directory
+    return Export(options, predictor, tables, transform, dataset, split, sent, labels, logits)
 
 
-def _generated(predictor: Predictor, options: ExportConfig, missing: str) -> Reference:
+def _generated(predictor: Predictor, options: ExportConfig, missing: str) -> Inputs:
     """Returns rows of normally distributed numericals and uniformly distributed ids.
 
     Raises:
@@ -159,12 +162,13 @@ def _generated(predictor: Predictor, options: ExportConfig, missing: str) -> Ref
     draw = np.random.default_rng(0)
     numerical = draw.normal(size=(MAX_ROWS, config.num_numerical_features)).astype(np.float16)
     ids = draw.integers(0, config.table_sizes, (MAX_ROWS, len(config.table_sizes)))
-    inputs = _as_sent(Inputs(numerical, ids), options)
-    return Reference(None, "", inputs, np.zeros(MAX_ROWS, "f4"), predictor.logits_of(inputs))
+    return Inputs(numerical, ids)
 
 
-def _reference(dataset: str, kind: str, predictor: Predictor, options: ExportConfig) -> Reference:
-    """Returns rows of the first split with rows: the test split, or else others."""
+def _rows_of(
+    dataset: str, kind: str, predictor: Predictor, options: ExportConfig
+) -> tuple[str, Inputs, np.ndarray]:
+    """Returns the first split with rows, the test split or else others, rows of it and labels."""
     config = predictor.model.config
     data = DataConfig(
         dataset=dataset,
@@ -182,19 +186,7 @@ def _reference(dataset: str, kind: str, predictor: Predictor, options: ExportCon
     if predictor.transform and bool(predictor.transform.longest) == rows.one_id_each:
         raise ValueError(f"{dataset}: expected lists in the fields in which the model has them")
     batch = rows.batch(0)
-    try:
-        logits, labels = predictor.score_batch(batch)
-    except RowError as error:
-        error.where = f"{dataset}: {split} row {error.row}"
-        raise
-    return Reference(dataset, split, _as_sent(inputs_of(batch), options), labels, logits)
-
-
-def _as_sent(inputs: Inputs, options: ExportConfig) -> Inputs:
-    """Returns rows with the types that clients send."""
-    numerical = inputs.numerical.astype("float16" if options.fp16 else "float32")
-    lengths = None if inputs.lengths is None else inputs.lengths.astype(np.int32)
-    return Inputs(numerical, inputs.ids.astype(options.ids), lengths, inputs.weights)
+    return split, inputs_of(batch), batch.labels.numpy()
 
 
 def _check_like(newest: Path, export: Export) -> None:
@@ -228,15 +220,14 @@ def _same_files(one: Path, other: Path | None) -> bool:
 def _write_new(export: Export, version: int) -> dict:
     """Writes new models, all of them or none; returns the report."""
     report: dict = {}
-    repository, own = export.options.save_dir, export.options.triton_model_name
-    raw = export.transform is not None
+    repository = export.options.save_dir
     with ExitStack() as published:  # the last first, and so parts before what uses them
-        configs = model_configs(export.options, export.reference.inputs, raw)
-        for name, config in configs.items():
+        raw = export.transform is not None
+        for name, config in model_configs(export.options, export.rows, raw).items():
             top = published.enter_context(staged(repository / name, repository))
             write_config(top, config)
             (top / str(version)).mkdir()
-            if name == own:
+            if name == export.options.triton_model_name:
                 report = _write_version(top / str(version), export)
             elif "backend" in config:
                 _finish(top / str(version), export, script=True)
@@ -245,13 +236,13 @@ def _write_new(export: Export, version: int) -> dict:
 
 def _write_version(directory: Path, export: Export) -> dict:
     """Writes a version and compares it with the checkpoint; returns the report."""
-    options, predictor, inputs = export.options, export.predictor, export.reference.inputs
+    options, predictor, rows = export.options, export.predictor, export.rows
     platform, probable = PLATFORMS[options.platform], options.output_kind == "probability"
     network = Exportable(predictor.model, export.tables, probable, predictor.recalibration)
-    platform.write(network, example_like(inputs), directory)
+    platform.write(network, example_like(rows), directory)
     score = platform.open(directory)
-    begins = range(0, len(inputs.numerical), _BATCH)
-    parts = [score(*inputs.part(begin, begin + _BATCH).arrays) for begin in begins]
+    begins = range(0, len(rows.numerical), _BATCH)
+    parts = [score(*rows.part(begin, begin + _BATCH).arrays) for begin in begins]
     report = _report(export, np.concatenate(parts)[:, 0])
     _write_json(directory / "report.json", report)
     _finish(directory, export, platform.takes_raw)
@@ -265,8 +256,7 @@ def _finish(directory: Path, export: Export, script: bool) -> None:
         if export.transform is not None:
             shutil.copytree(export.transform, directory / layout.TRANSFORM)
         write_backend(directory)
-    write_manifest(directory, KIND)
-    keep_bytecode_out(directory)
+    seal(directory)
 
 
 def _write_json(path: Path, content: dict) -> None:
@@ -279,13 +269,12 @@ def _report(export: Export, scores: np.ndarray) -> dict:
     Raises:
         ValueError: they differ by more than the precision of the tables explains.
     """
-    reference, precision = export.reference, export.options.embedding_precision
-    probable, labels = export.options.output_kind == "probability", export.reference.labels
-    expected = probability(reference.logits) if probable else reference.logits
+    precision, probable = export.options.embedding_precision, export.options.output_kind != "logit"
+    expected = probability(export.logits) if probable else export.logits
     difference = float(np.abs(scores - expected).max(initial=0))
     greatest = float(np.abs(expected).max(initial=0))
     exact, limit = precision == "fp32", MAX_DIFFERENCE * max(1.0, greatest)
-    new, old = (_metrics(given, probable, labels) for given in (scores, expected))
+    new, old = (_metrics(given, probable, export.labels) for given in (scores, expected))
     change, allowed = new["auc"] - old["auc"], MAX_AUC_CHANGE[precision]  # NaN for one class
     if (abs(change) if exact else -change) > allowed:
         raise ValueError(
@@ -299,8 +288,8 @@ def _report(export: Export, scores: np.ndarray) -> dict:
         )
     report = {
         "checkpoint": shown(str(export.predictor.path)),
-        "dataset": reference.dataset and shown(reference.dataset),
-        "split": reference.split,
+        "dataset": export.dataset and shown(export.dataset),
+        "split": export.split,
         "rows": len(scores),
         "greatest_difference": difference,
         "greatest_score": greatest,
@@ -308,7 +297,7 @@ def _report(export: Export, scores: np.ndarray) -> dict:
         "table_bytes": export.tables.nbytes,
         "table_bytes_fp32": 4 * export.tables.numel(),
     }
-    for name in ("auc", "log_loss") if reference.dataset is not None else ():
+    for name in ("auc", "log_loss") if export.dataset is not None else ():
         report |= {name: new[name], f"{name}_before": old[name]}
         report[f"{name}_change"] = new[name] - old[name]
     return report
@@ -322,7 +311,7 @@ def _metrics(scores: np.ndarray, probable: bool, labels: np.ndarray) -> dict[str
 
 def _facts(export: Export) -> dict:
     """Returns the content of `model.json`."""
-    predictor, options, rows = export.predictor, export.options, export.reference.inputs
+    predictor, options, rows = export.predictor, export.options, export.rows
     config = predictor.model.config
     facts = {
         "num_numerical": config.num_numerical_features,

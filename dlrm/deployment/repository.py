@@ -14,11 +14,14 @@ REPO/NAME/1/report.json           its agreement with the checkpoint
 import ast
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dlrm.files import atomic_directory, make_directories
 from dlrm.locks import new_suffix
+from dlrm.manifest import write_manifest
+from dlrm.serving.server.names import KIND
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SCRIPT = Path(__file__).with_name("model.py")  # of the python backend
@@ -54,43 +57,38 @@ def write_backend(directory: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def keep_bytecode_out(directory: Path) -> None:
-    """Keeps Python from writing bytecode beside the modules of a version.
-
-    A polling server would take it for a change and load the version a second time. Where it makes
-    a directory of bytecode there is an empty file of that name, which Python accepts silently.
-    The server's Python reads no environment variable that would prevent it.
-    """
-    for folder in {path.parent for path in directory.rglob("*.py")}:
-        (folder / "__pycache__").touch()
-
-
 def _imported() -> set[Path]:
     """Returns the files of all modules of dlrm that `model.py` and its modules import."""
     found, waiting = set[Path](), [_SCRIPT]
     while waiting:
-        imports = _Imports()
-        imports.visit(ast.parse(waiting.pop().read_text(encoding="utf-8")))
-        for name in imports.names:
-            module = _PACKAGE.parent.joinpath(*name.split("."))
-            packages = [path for path in (module, *module.parents) if path.is_relative_to(_PACKAGE)]
-            files = [module.with_suffix(".py"), *(path / "__init__.py" for path in packages)]
-            new = {path for path in files if path.is_file()} - found
-            found |= new
-            waiting += new
+        tree = ast.parse(waiting.pop().read_text(encoding="utf-8"))
+        for node in _imports(tree):
+            for name in (f"{node.module}", *(f"{node.module}.{one.name}" for one in node.names)):
+                module = _PACKAGE.parent.joinpath(*name.split("."))
+                packages = [path / "__init__.py" for path in (module, *module.parents)]
+                own = [path for path in packages if path.is_relative_to(_PACKAGE)]
+                new = {path for path in (module.with_suffix(".py"), *own) if path.is_file()} - found
+                found |= new
+                waiting += new
     return found
 
 
-class _Imports(ast.NodeVisitor):
-    """Collects what a file imports from dlrm, except for type checkers only."""
+def _imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
+    """Yields what a file imports from dlrm, except for type checkers only."""
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dlrm":
+        yield node
+    elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        for part in ast.iter_child_nodes(node):
+            yield from _imports(part)
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
 
-    def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) != "TYPE_CHECKING":
-            self.generic_visit(node)
+def seal(directory: Path) -> None:
+    """Completes a version, and keeps Python from writing bytecode beside its modules.
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.module and node.module.split(".")[0] == "dlrm":
-            self.names += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+    A polling server would take that for a change and load the version a second time. Where Python
+    makes a directory of bytecode there is an empty file of that name, which it accepts silently.
+    The server's Python reads no environment variable that would prevent it.
+    """
+    write_manifest(directory, KIND)
+    for folder in {path.parent for path in directory.rglob("*.py")}:
+        (folder / "__pycache__").touch()

@@ -3,8 +3,9 @@
     pip install --no-deps nvidia-pytriton
     dlrm serve --model-repository REPO
 
-Other flags are passed to tritonserver unchanged. It has the python backend only, so it serves
-models of `dlrm export --python` (the default).
+Other flags, such as --http-port (8000), --grpc-port (8001) and --metrics-port (8002), are passed to
+tritonserver unchanged. It has the python backend only, so it serves models of `dlrm export
+--python` (the default).
 
 This server is for trials and tests on one machine; triton/README.md describes its limits.
 Functions that clients do not need are disabled: shared memory, loading and unloading of models, and
@@ -40,20 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(values: Values) -> int:
     options = values.config(ServerConfig)
     _check(options)
-    package = _package()
+    package, stub = _package()
     with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
         backend = Path(backends, "python")  # common files, and the stub of this Python
         backend.mkdir()
-        for source in (*(package / "tritonserver/backends/python").glob("*.*"), _stub(package)):
+        for source in (*(package / "tritonserver/backends/python").glob("*.*"), stub):
             (backend / source.name).symlink_to(source)
         command = [
             os.fspath(package / "tritonserver" / "bin" / "tritonserver"),
             f"--model-repository={options.model_repository}",
             f"--backend-directory={backends}",
             *(f"--{kind}-address={options.address}" for kind in ("http", "grpc", "metrics")),
-            f"--http-port={options.http_port}",
-            f"--grpc-port={options.grpc_port}",
-            f"--metrics-port={options.metrics_port}",
             *restrictions(options.others),
             *options.others,
         ]
@@ -84,27 +82,22 @@ def _check(options: ServerConfig) -> None:
         )
 
 
-def _package() -> Path:
-    """Returns the directory of pytriton without importing it, as its dependencies may be missing.
+def _package() -> tuple[Path, Path]:
+    """Returns the directory of pytriton and its python backend's stub for this Python.
 
-    Raises:
-        ModuleNotFoundError: it is not installed, or not for this Python.
+    It is not imported, as its dependencies may be missing.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
             "nvidia-pytriton is not installed; pip install --no-deps nvidia-pytriton"
         )
-    package = Path(spec.origin).parent
-    if not (stub := _stub(package)).is_file():
-        raise ModuleNotFoundError(f"nvidia-pytriton has no backend for this Python: {stub}")
-    return package
-
-
-def _stub(package: Path) -> Path:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    package, (major, minor, *_) = Path(spec.origin).parent, sys.version_info
     stubs = package / "tritonserver" / "python_backend_stubs"
-    return stubs / version / "triton_python_backend_stub"
+    stub = stubs / f"{major}.{minor}" / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ModuleNotFoundError(f"nvidia-pytriton has no backend for this Python: {stub}")
+    return package, stub
 
 
 def restrictions(flags: Sequence[str]) -> list[str]:
@@ -119,13 +112,8 @@ def restrictions(flags: Sequence[str]) -> list[str]:
 
 def _environment(package: Path) -> dict[str, str]:
     """Returns the server's environment: this interpreter, its libraries, and the server's."""
-    first = {
-        "LD_LIBRARY_PATH": [
-            sysconfig.get_config_var("LIBDIR"),
-            f"{package}/../nvidia_pytriton.libs",
-        ],
-        "PATH": [os.path.dirname(sys.executable)],
-    }
+    libraries = sysconfig.get_config_var("LIBDIR"), f"{package}/../nvidia_pytriton.libs"
+    first = {"LD_LIBRARY_PATH": libraries, "PATH": (os.path.dirname(sys.executable),)}
     paths = {name: [*new, *filter(None, [os.environ.get(name)])] for name, new in first.items()}
     return {**os.environ, **{name: os.pathsep.join(parts) for name, parts in paths.items()}}
 
