@@ -198,7 +198,7 @@ def export(config: DLRMConfig, directory: Path) -> None:
         *(f"--embedding_dim={config.embedding_dim}", f"--log_path={directory / 'log.json'}"),
     )
     python(
-        *(ROOT / "triton" / "export.py", f"--checkpoint={run}", "--verify-rows=4096"),
+        *(ROOT / "triton" / "export.py", f"--checkpoint={run}"),
         f"--save-dir={directory / 'repository'}",
     )
 
@@ -257,7 +257,7 @@ def ask(directory: Path, address: str) -> dict[str, float]:
     report = directory / "report.json"
     python(
         *(ROOT / "triton" / "client.py", f"-u={address}", f"--input={directory / 'dataset'}"),
-        *("--batch-size=1", "--max-batches=2000", f"--report={report}"),
+        *("--batch-size=1", "--test-batches=2000", f"--report={report}"),
     )
     return json.loads(report.read_text())
 

@@ -123,7 +123,7 @@ def say_error(error: object, code: int) -> int:
     return code
 
 
-def missing_extra(error: ImportError, extra: str) -> str:
+def missing_extra(error: Exception, extra: str) -> str:
     """Returns the message that a package is missing, with the command that installs it.
 
     The command names the packages: `dlrm` of the package index is another project.

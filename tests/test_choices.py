@@ -12,9 +12,7 @@ from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.ops import library as products
 from dlrm.scripts import checkpoint
-from dlrm.scripts.common.dlrm_flags import RUNTIMES
 from dlrm.scripts.schema import DraftConfig
-from dlrm.serving.network import platforms
 from dlrm.tasks import config
 from dlrm.train.checkpoints import nvidia
 from dlrm.train.optim import config as optim
@@ -33,7 +31,6 @@ NAMES = {
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
-    "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
     "formats of tables": (data.TABLE_FORMATS, FORMATS),
     "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
     "norms": (vision.NORMS, blocks.NORMS),

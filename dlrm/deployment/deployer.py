@@ -7,42 +7,12 @@ determines the architecture: contradicting flags are refused.
 """
 
 import sys
-from dataclasses import dataclass
 
 from dlrm.command_line import say_error, text_of
 from dlrm.deployment import export
+from dlrm.deployment.config import DeployConfig
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
-from dlrm.settings import REQUIRED, setting
-
-_ARCHITECTURE = (
-    *("num_numerical_features", "embedding_dim", "interaction_op"),
-    *("bottom_mlp_sizes", "top_mlp_sizes"),
-)
-_OF_CHECKPOINT = "that of the checkpoint, if any"
-
-
-@dataclass(frozen=True)
-class DeployConfig:
-    """The checkpoint, and NVIDIA's flags; field names are those of the flags."""
-
-    model_checkpoint: str = setting(REQUIRED, "checkpoint, or directory of checkpoints", uri="read")
-    dataset: str | None = setting(
-        None,
-        "dataset whose rows to compare the exported model on; default: that of the training",
-        uri="read",
-    )
-    fp16: bool = setting(False, "clients send numerical features as FP16")
-    cpu: bool = setting(False, "the same as --triton-no-cuda")
-    dump_perf_data: str | None = setting(
-        None, "refused: client.py --input DATASET sends a dataset's rows"
-    )
-    num_numerical_features: str | None = setting(None, _OF_CHECKPOINT)
-    embedding_dim: str | None = setting(None, _OF_CHECKPOINT)
-    interaction_op: str | None = setting(None, _OF_CHECKPOINT)
-    bottom_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
-    top_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, repeated=True)
-    embedding_type: str | None = setting(None, "unused")  # as it changes no exported model
-    batch_size: str | None = setting(None, "unused")
+from dlrm.settings import architecture_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,7 +45,7 @@ def _check_architecture(options: DeployConfig) -> None:
 
     with Checkpoint.held(options.model_checkpoint) as held:
         config = model_config(held.path)
-    for name in _ARCHITECTURE:
+    for name in architecture_of(DeployConfig):
         has, given = getattr(config, name), getattr(options, name)
         found, asked = (text_of(value).removeprefix("cuda_") for value in (has, given))
         if given and asked != found:

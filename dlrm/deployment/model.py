@@ -27,25 +27,20 @@ class TritonPythonModel:
         from dlrm.serving.server.reader import Reader, max_rows, named
 
         config = json.loads(args["model_config"])
-        self._backend = backend
+        self._backend, self._outputs = backend, named
         if (directory / ONNX).is_dir():
             from dlrm.serving.server.scorer import Scorer
 
             threads = int(config["parameters"]["threads"]["string_value"])
-            scorer = Scorer(directory, max_rows(config), threads)
-            self._reader, self._answer = scorer.reader, scorer.__call__
+            self._answer = Scorer(directory, max_rows(config), threads)
+            self._reader = self._answer.reader
             self._outputs = lambda scores: {"output__0": scores}
         else:
             self._reader = Reader(directory, max_rows(config))
-            self._answer, self._outputs = self._reader.read, named
+            self._answer = self._reader.read
         backend.log_parser(pb_utils, self._reader)
 
     def execute(self, requests):
         answers = self._answer(self._backend.read(requests, self._reader))
-        return self._backend.responses(
-            pb_utils,
-            [
-                answer if isinstance(answer, ValueError) else self._outputs(answer)
-                for answer in answers
-            ],
-        )
+        found = [a if isinstance(a, ValueError) else self._outputs(a) for a in answers]
+        return self._backend.responses(pb_utils, found)

@@ -3,8 +3,9 @@
     pip install --no-deps nvidia-pytriton
     dlrm serve --model-repository REPO
 
-Other flags are passed to tritonserver unchanged. It has the python backend only, so it serves
-models of `dlrm export --python` (the default).
+Other flags, such as --http-port (8000), --grpc-port (8001) and --metrics-port (8002), are passed to
+tritonserver unchanged. It has the python backend only, so it serves models of `dlrm export
+--python` (the default).
 
 This server is for trials and tests on one machine; triton/README.md describes its limits.
 Functions that clients do not need are disabled: shared memory, loading and unloading of models, and
@@ -21,26 +22,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from dlrm.command_line import fail
+from dlrm.deployment.config import ServerConfig
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.settings import REQUIRED, setting
 
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The models, and the addresses; field names are those of the flags."""
-
-    model_repository: Path = setting(REQUIRED, "directory that export.py wrote", uri="read")
-    address: str = setting("127.0.0.1", "address to listen on")
-    http_port: int = setting(8000, "port of HTTP")
-    grpc_port: int = setting(8001, "port of gRPC")
-    metrics_port: int = setting(8002, "port of the metrics")
-    others: tuple[str, ...] = setting((), "further flags of tritonserver", positional=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,66 +40,67 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(values: Values) -> int:
     options = values.config(ServerConfig)
-    others = [*options.others]
-    if not options.model_repository.is_dir():
-        fail(f"{options.model_repository}: no such directory (--model-repository)")
-    if problem := unserved(options.model_repository):
-        fail(problem)
-    explicit = "explicit" in others or "--model-control-mode=explicit" in others
-    if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
-        fail(
-            "--model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
-            "load models; --model-control-mode=poll takes new versions by itself"
-        )
-    package = find_package()
+    _check(options)
+    package, stub = _package()
     with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
-        link_python_backend(package, Path(backends))
+        backend = Path(backends, "python")  # common files, and the stub of this Python
+        backend.mkdir()
+        for source in (*(package / "tritonserver/backends/python").glob("*.*"), stub):
+            (backend / source.name).symlink_to(source)
         command = [
-            package / "tritonserver" / "bin" / "tritonserver",
+            os.fspath(package / "tritonserver" / "bin" / "tritonserver"),
             f"--model-repository={options.model_repository}",
             f"--backend-directory={backends}",
             *(f"--{kind}-address={options.address}" for kind in ("http", "grpc", "metrics")),
-            f"--http-port={options.http_port}",
-            f"--grpc-port={options.grpc_port}",
-            f"--metrics-port={options.metrics_port}",
-            *restrictions(others),
-            *others,
+            *restrictions(options.others),
+            *options.others,
         ]
-        return run(command, environment(package))
+        process = subprocess.Popen(command, env=_environment(package))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _: process.send_signal(received))
+        return process.wait()
 
 
-def unserved(repository: Path) -> str | None:
-    """Returns a message on a model whose backend this server lacks, with a remedy; else None."""
+def _check(options: ServerConfig) -> None:
+    """Raises ValueError or OSError for what this server cannot serve, with a remedy."""
+    repository, others = options.model_repository, options.others
+    if not repository.is_dir():
+        raise NotADirectoryError(f"{repository}: no such directory (--model-repository)")
     for path in sorted(repository.glob("*/config.pbtxt")):
         text = path.read_text(encoding="utf-8")
         named = re.search(r'^ *(?:backend|platform) *: *"([^"]*)"', text, re.MULTILINE)
         if named and named[1] not in ("python", "ensemble"):
-            return (
+            raise ValueError(
                 f"{path.parent}: needs Triton's {named[1]}, and this server has the python backend "
                 "only: export.py --python writes a model for it; other servers serve this one"
             )
-    return None
+    explicit = "explicit" in others or "--model-control-mode=explicit" in others
+    if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
+        raise ValueError(
+            "--model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
+            "load models; --model-control-mode=poll takes new versions by itself"
+        )
 
 
-def find_package() -> Path:
-    """Returns the directory of pytriton without importing it, as its dependencies may be missing.
+def _package() -> tuple[Path, Path]:
+    """Returns the directory of pytriton and its python backend's stub for this Python.
 
-    Raises:
-        ModuleNotFoundError: it is not installed, or not for this Python.
+    It is not imported, as its dependencies may be missing.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
             "nvidia-pytriton is not installed; pip install --no-deps nvidia-pytriton"
         )
-    package = Path(spec.origin).parent
-    stub = _stub(package)
+    package, (major, minor, *_) = Path(spec.origin).parent, sys.version_info
+    stubs = package / "tritonserver" / "python_backend_stubs"
+    stub = stubs / f"{major}.{minor}" / "triton_python_backend_stub"
     if not stub.is_file():
         raise ModuleNotFoundError(f"nvidia-pytriton has no backend for this Python: {stub}")
-    return package
+    return package, stub
 
 
-def restrictions(flags: list[str]) -> list[str]:
+def restrictions(flags: Sequence[str]) -> list[str]:
     """Returns flags that disable what clients do not need, unless `flags` restrict access.
 
     A header with the key would still allow it; the key is random and never shown.
@@ -121,48 +110,12 @@ def restrictions(flags: list[str]) -> list[str]:
     return [f"{name}={rule}" for name in names if not any(flag.startswith(name) for flag in flags)]
 
 
-def link_python_backend(package: Path, directory: Path) -> None:
-    """Assembles the python backend: the common files, and the stub of this Python."""
-    target = directory / "python"
-    target.mkdir()
-    common = package / "tritonserver" / "backends" / "python"
-    for source in [*(path for path in common.iterdir() if path.is_file()), _stub(package)]:
-        (target / source.name).symlink_to(source)
-
-
-def environment(package: Path) -> dict[str, str]:
+def _environment(package: Path) -> dict[str, str]:
     """Returns the server's environment: this interpreter, its libraries, and the server's."""
-    libraries = [sysconfig.get_config_var("LIBDIR"), package.parent / "nvidia_pytriton.libs"]
-    paths = {
-        "LD_LIBRARY_PATH": libraries,
-        "PATH": [Path(sys.executable).parent],
-    }
-    joined = {
-        name: os.pathsep.join([*map(str, new), *filter(None, [os.environ.get(name)])])
-        for name, new in paths.items()
-    }
-    return {**os.environ, **joined}
-
-
-def run(command: list[object], env: dict[str, str]) -> int:
-    """Runs a command until it ends, and forwards to it the signals that end this process."""
-    process = subprocess.Popen([str(word) for word in command], env=env)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [
-        signal.signal(number, lambda received, _: process.send_signal(received))
-        for number in numbers
-    ]
-    try:
-        return process.wait()
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _stub(package: Path) -> Path:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stubs = package / "tritonserver" / "python_backend_stubs"
-    return stubs / version / "triton_python_backend_stub"
+    libraries = sysconfig.get_config_var("LIBDIR"), f"{package}/../nvidia_pytriton.libs"
+    first = {"LD_LIBRARY_PATH": libraries, "PATH": (os.path.dirname(sys.executable),)}
+    paths = {name: [*new, *filter(None, [os.environ.get(name)])] for name, new in first.items()}
+    return {**os.environ, **{name: os.pathsep.join(parts) for name, parts in paths.items()}}
 
 
 if __name__ == "__main__":

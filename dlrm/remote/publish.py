@@ -36,6 +36,7 @@ _STORED_IN = "stored_in"
 _PREFIX, RUN = "data-", "data-unfinished"  # the latter has files of tasks, see `dlrm.preproc`
 _DATA = re.compile(rf"((?:.*/)?){_PREFIX}([0-9a-f]{{16}}|unfinished)/")  # key of a published file
 _CONFIG = "config.pbtxt"  # of a model that Triton serves
+_FACTS = "model.json"  # of a version, which the next one must match
 
 
 def find_published(uri: Uri) -> Listing | None:
@@ -240,7 +241,7 @@ class Addition:
             if not models.isdisjoint(key.parents):  # others are of exports that were killed
                 file = path / entry.key.removeprefix(uri.folder)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                if key.name == _CONFIG or "_transform/" in entry.key:
+                if key.name in (_CONFIG, _FACTS) or "_transform/" in entry.key:
                     wanted.append(Wanted(entry, str(file)))
         download(store, wanted)
         self._before = {*path.rglob("*")}
@@ -253,6 +254,7 @@ class Addition:
                 store.write(f"{_key(self, path)}/.keep", b"")
         files = {_key(self, path): path for path in new if path.is_file()}
         first, last = ([k for k, p in files.items() if p.name == n] for n in (MANIFEST, _CONFIG))
+        last.sort(key=lambda key: f"_raw/{_CONFIG}" in key)  # an ensemble after its parts
         self._claim({key: files[key] for key in first})
         upload(store, {key: files[key] for key in files.keys() - {*first, *last}})
         self._claim({key: files[key] for key in last})

@@ -19,7 +19,6 @@ SEED, KILLS = 20261125, 20
 
 @pytest.fixture(scope="module")
 def forks():
-    pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
     with Forks("writing") as started:
         yield started
 

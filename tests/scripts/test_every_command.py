@@ -48,7 +48,7 @@ DEPLOYMENT = {
     "export": (2, "--checkpoint=x", "--threads=x"),
     "deployer": (2, "-- --model_checkpoint=x", "--threads=x"),
     "client": (2, "--input=x", "--protocol=x"),
-    "server": (2, "--model-repository=x", "--http-port=x"),
+    "server": (2, "--model-repository=x", "--cache-gib=x"),
 }
 # Every command: its exit code, required flags, and a flag with an invalid value.
 REFUSED = {

@@ -28,7 +28,7 @@ class Running(NamedTuple):
 @pytest.fixture(scope="session")
 def export():
     """Exports in this process; returns the repository's path."""
-    for package in ("tritonclient.grpc", "onnxscript", "onnxruntime"):
+    for package in ("onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="needs dlrm[serve]")
     from dlrm.deployment import export as module
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 import trained_model
-from triton_testing import PLATFORMS, config_of
+from triton_testing import config_of
 
 import dlrm
 from dlrm.data.clicks.config import DataConfig
@@ -23,7 +23,7 @@ from dlrm.data.sources import native
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.deployment import deployer, exporter
 from dlrm.manifest import write_manifest
-from dlrm.serving.network import platforms
+from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.server.names import KIND
 from dlrm.serving.server.scorer import Scorer
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -32,7 +32,9 @@ from dlrm.train.checkpoints.nvidia import write_nvidia
 pytestmark = pytest.mark.long
 
 
-def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_path, capsys):
+def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(
+    export, tmp_path, monkeypatch, capsys
+):
     table = {"bought": [i % 2 for i in range(600)], "shop": [i % 7 for i in range(600)]}
     table["price"] = [float(i % 17) for i in range(600)]
     schema = {"label": "bought", "numerical": ["price"], "categorical": ["shop"]}
@@ -41,14 +43,15 @@ def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_pa
     saved = trained_model.Trained(None, tmp_path / "saved", None, None)
     with pytest.raises(ValueError, match=r"^--dataset: expected .*Dataset\.from_arrow\(frame"):
         export(saved, tmp_path / "refused", "--embedding-precision=fp16")
-    repository = export(saved, tmp_path / "repository", "--verify-rows=300")
+    monkeypatch.setattr(exporter, "MAX_ROWS", 300)
+    repository = export(saved, tmp_path / "repository")
     assert "on 300 generated rows, since the dataset of the" in capsys.readouterr().out
     version = repository / "model" / "1"
     report = json.loads((version / "report.json").read_text())
     assert (report["dataset"], report["rows"]) == (None, 300)
     assert "auc" not in report
     assert report["greatest_difference"] < 1e-5 < report["greatest_score"]
-    found = PLATFORMS["--onnx"].open(version)(np.float32([[0]]), np.int64([[1]]))
+    found = PLATFORMS["onnx"].open(version)(np.float32([[0]]), np.int64([[1]]))
     expected = model.model(torch.zeros(1, 1), torch.tensor([[1]])).detach().numpy()
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
 
@@ -88,7 +91,7 @@ def test_a_flipped_bit_in_any_file_of_a_version_is_named(exported, tmp_path, fli
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, platform, capsys):
-    repository = export(trained, tmp_path / "repository", platform)
+    repository = export(trained, tmp_path / "repository", f"--{platform}")
     report = json.loads((repository / "model" / "1" / "report.json").read_text())
     assert report["rows"] == 1000
     assert report["greatest_difference"] < 1e-5
@@ -153,13 +156,13 @@ def test_a_version_is_filled_where_a_polling_server_does_not_look(
     export, trained, tmp_path, monkeypatch
 ):
     repository, seen = tmp_path / "repository", []
-    write = platforms.Onnx.write
+    python = PLATFORMS["python"]
 
     def watched(*arguments):
         seen.append({path.relative_to(repository).parts[:2] for path in repository.rglob("*")})
-        return write(*arguments)
+        python.write(*arguments)
 
-    monkeypatch.setattr(platforms.Onnx, "write", watched)
+    monkeypatch.setitem(PLATFORMS, "python", python._replace(write=watched))
     export(trained, repository)
     export(trained, repository, "--update")
     assert seen == [set(), {("model",), ("model", "1"), ("model", "config.pbtxt")}]
@@ -223,6 +226,36 @@ def test_other_platforms_serve_raw_rows_by_an_ensemble(export, trained, tmp_path
     assert [path.name for path in plain.iterdir()] == ["model"]
     assert config_of(plain / "model")["platform"] == "pytorch_libtorch"
     assert "dynamic_batching" not in config_of(plain / "model")
+
+
+def test_parts_are_published_before_the_ensemble_that_uses_them(
+    export, trained, tmp_path, monkeypatch
+):
+    repository, seen, rename = tmp_path / "repository", [], Path.rename
+
+    def watched(path, target):
+        moved = rename(path, target)
+        seen.append(sorted(model.name for model in repository.iterdir()))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", watched)
+    export(trained, repository, "--ts-trace")
+    assert seen[-1] == ["model", "model_raw", "model_transform"]
+    assert not [names for names in seen[:-1] if "model_raw" in names]
+
+
+WITHOUT_CLIENT = """
+import sys
+sys.modules["tritonclient"] = None
+from dlrm.scripts.commands import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_exporting_needs_no_client(trained, tmp_path):
+    words = ["export", f"--checkpoint={trained.checkpoint}", f"--save-dir={tmp_path}", "--ts-trace"]
+    subprocess.run([sys.executable, "-c", WITHOUT_CLIENT, *words], check=True)
+    assert config_of(tmp_path / "model")["platform"] == "pytorch_libtorch"
 
 
 def test_quantized_tables_are_reported(export, trained, tmp_path):
@@ -383,13 +416,13 @@ def test_tables_that_quantize_badly_are_refused(export, trained, tmp_path, monke
 
 
 def test_a_model_that_disagrees_is_not_written(export, trained, tmp_path, monkeypatch):
-    write = platforms.Onnx.write
+    python = PLATFORMS["python"]
 
-    def write_other(platform, module, example, directory):
+    def write_other(module, example, directory):
         module.scored[0].output.bias.data += 0.01
-        write(platform, module, example, directory)
+        python.write(module, example, directory)
 
-    monkeypatch.setattr(platforms.Onnx, "write", write_other)
+    monkeypatch.setitem(PLATFORMS, "python", python._replace(write=write_other))
     with pytest.raises(ValueError, match=r"scores otherwise .* differs by 0\.01"):
         export(trained, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -411,12 +444,11 @@ def test_what_cannot_be_exported_is_named(export, exported, trained, other_train
         f"--dataset {missing}: expected a dataset's directory, got none", f"--dataset={missing}"
     )
     for delay in ("-1", "nan", "inf"):
-        flag = "--triton-dyn-batching-delay"
-        refused(f"{flag} {float(delay)}: expected milliseconds, 0 to 60000", f"{flag}={delay}")
-    refused("--triton-max-batch-size 0: expected 1", "--triton-max-batch-size=0")
+        refused("triton_dyn_batching_delay.*60000", f"--triton-dyn-batching-delay={delay}")
+    refused("triton_max_batch_size=0: .*positive", "--triton-max-batch-size=0")
     file = tmp_path / "file"
     file.touch()
-    refused("expected a directory that can be written", directory=file)
+    refused("expected a directory that may be written in", directory=file)
     refused("no served model", "--update")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     shutil.copytree(exported, tmp_path / "repository")
@@ -453,9 +485,10 @@ def test_an_update_adds_a_version_of_the_same_kind(export, exported, trained, tm
     assert names == ["1", "2", "9", "config.pbtxt"]
     assert (tmp_path / "model" / "config.pbtxt").read_text() == before
     for flags, message in (
-        (["--ids=int32"], "must have the input of the others"),
-        (["--output-kind=probability"], "--output-kind probability: .* has logit"),
-        (["--onnx", "--no-raw"], "must have the backend of the others"),
+        (["--ids=int32"], "must have the inputs of the others.*TYPE_INT64.*TYPE_INT32"),
+        (["--no-raw"], "must have the inputs of the others"),
+        (["--output-kind=probability"], "the output_kind of the others, logit, got probability"),
+        (["--onnx"], "the platform of the others, python, got onnx"),
         (["--triton-model-version=9"], "expected more than 9"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -489,9 +522,9 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     exported = Exportable(model, weight)
     exported.sizes.fill_(rows)
     inputs = torch.ones(2, 2), torch.tensor([[rows - 1], [0]])
-    PLATFORMS["--onnx"].write(exported, inputs, tmp_path)
+    PLATFORMS["onnx"].write(exported, inputs, tmp_path)
     assert (tmp_path / "model.onnx" / "model.onnx.data").stat().st_size > 2**31
-    score = PLATFORMS["--onnx"].open(tmp_path)
+    score = PLATFORMS["onnx"].open(tmp_path)
     with torch.no_grad():
         expected = exported(*inputs).numpy()
     np.testing.assert_allclose(score(*(x.numpy() for x in inputs)), expected, rtol=1e-5)

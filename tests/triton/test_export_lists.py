@@ -6,11 +6,12 @@ import json
 import listed_model
 import numpy as np
 import pytest
-from triton_testing import PLATFORMS, ask, config_of, export_steps, raw, run_client
+from triton_testing import ask, config_of, export_steps, raw, run_client
 
 import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
+from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.predictor import inputs_of
 
 pytestmark = pytest.mark.long
@@ -28,7 +29,7 @@ def report_of(repository):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_platform_agrees_with_the_checkpoint(export, listed, tmp_path, platform):
-    repository = export(listed, tmp_path, platform)
+    repository = export(listed, tmp_path, f"--{platform}")
     report, version = report_of(repository), repository / "model" / "1"
     assert report["rows"] > 400
     assert report["greatest_difference"] < 1e-5

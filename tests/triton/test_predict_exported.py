@@ -22,7 +22,7 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def repository(export, trained, tmp_path_factory):
-    return export(trained, tmp_path_factory.mktemp("repository"), "--verify-rows=300")
+    return export(trained, tmp_path_factory.mktemp("repository"))
 
 
 def flags_of(model, source, output, *more):

@@ -5,6 +5,8 @@ The pip package nvidia-pytriton brings the server; `dlrm.deployment.server` star
 
 import importlib.util
 import json
+import re
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -103,15 +105,25 @@ def test_the_client_takes_nvidias_flags(server, trained, expected, tmp_path):
         ),
     ],
 )
-def test_flags_of_the_client_that_contradict_each_other_are_refused(flags, message):
-    with pytest.raises(ValueError, match=message):
-        client_command.parse(flags)
+def test_flags_of_the_client_that_contradict_each_other_are_refused(flags, message, capsys):
+    assert client_command.main(flags) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_the_client_needs_the_package_of_its_own_protocol_only(trained, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "grpc", None)  # as after pip install tritonclient[http]
+    for name in [name for name in sys.modules if name.startswith("tritonclient.grpc")]:
+        monkeypatch.delitem(sys.modules, name)
+    words = [f"--input={trained.log}", "-u", "localhost:1"]
+    assert client_command.main(words) == 1
+    assert re.fullmatch(r"error: .* pip install .*\n", capsys.readouterr().err)
+    assert client_command.main([*words, "--protocol=http"]) == 1
+    assert capsys.readouterr().err.startswith("error: no server answers at localhost:1; ")
 
 
 def test_models_that_only_clients_could_load_are_refused(tmp_path, capsys):
     words = [f"--model-repository={tmp_path}", "--model-control-mode=explicit"]
-    with pytest.raises(SystemExit):
-        serve_command.main(words)
+    assert serve_command.main(words) == 1
     assert capsys.readouterr().err.startswith(
         "error: --model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
     )
@@ -121,8 +133,7 @@ def test_models_of_other_backends_are_refused(tmp_path, capsys):
     platform = "onnxruntime_onnx"
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").write_text(f'name: "model"\nplatform: "{platform}"\n')
-    with pytest.raises(SystemExit):
-        serve_command.main([f"--model-repository={tmp_path}"])
+    assert serve_command.main([f"--model-repository={tmp_path}"]) == 1
     line = (
         f"error: {tmp_path / 'model'}: needs Triton's {platform}, and this server has the python "
     )

@@ -5,9 +5,6 @@ import shutil
 import forked
 import numpy as np
 
-from dlrm.serving.network import platforms
-
-PLATFORMS = {f"--{name}": one for name, one in platforms.PLATFORMS.items() if one.triton}
 TYPES = {"float32": "FP32", "float16": "FP16", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}
 
 

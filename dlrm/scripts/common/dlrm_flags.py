@@ -10,15 +10,10 @@ from typing import Any
 
 from dlrm.flags import ConfigFlags, Values
 from dlrm.model.layers.choices import ensemble_kinds, interaction_names
+from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.settings import setting
 from dlrm.tasks.config import CLICK_CONFIGS, RECIPES
 
-# Runtimes that may be measured besides the model as trained, with their meanings.
-RUNTIMES = {
-    "eager": "plain torch",
-    "onnx": "ONNX Runtime",
-    "torchscript": "traced TorchScript",
-}
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of `dist_main`: those of NVIDIA's program of June 2020 on several GPUs.
 DIST_MAIN: dict[str, Any] = {

@@ -14,7 +14,7 @@ from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
-_EXPORTED = {platform.runtime: platform for platform in PLATFORMS.values() if platform.runtime}
+_EXPORTED = {"onnx": PLATFORMS["onnx"], "torchscript": PLATFORMS["ts-trace"]}
 Predict = Callable[[Batch], object]
 
 
@@ -35,26 +35,21 @@ def open_runtimes(
     with tempfile.TemporaryDirectory(prefix="dlrm-runtimes-") as directory:
         for name in names:
             try:
-                opened[name] = _of_tensors(_open(name, model, example, Path(directory)))
+                opened[name] = _open(name, model, example, Path(directory, name))
             except Exception as error:  # of a missing compiler or package
                 note(f"{name}: left out, {str(error).splitlines()[0]}")
         yield opened
 
 
-def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[..., object]:
-    inputs = Inputs(*(tensor.numpy() for tensor in _tensors(batch)))
+def _open(name: str, model: DLRM, example: Batch, directory: Path) -> Predict:
     exported = Exportable(model, quantize_tables(model, "fp32"))
     if name == "eager":
-        return exported
-    platform, folder = _EXPORTED[name], directory / name
-    folder.mkdir()
-    platform.write(exported, example_like(inputs), folder)
-    score = platform.open(folder)
-    return lambda *tensors: score(*(tensor.numpy() for tensor in tensors))
-
-
-def _of_tensors(score: Callable[..., object]) -> Predict:
-    return lambda batch: score(*_tensors(batch))
+        return lambda batch: exported(*_tensors(batch))
+    inputs = Inputs(*(tensor.numpy() for tensor in _tensors(example)))
+    directory.mkdir()
+    _EXPORTED[name].write(exported, example_like(inputs), directory)
+    score = _EXPORTED[name].open(directory)
+    return lambda batch: score(*(tensor.numpy() for tensor in _tensors(batch)))
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, ...]:
