@@ -6,7 +6,7 @@
 
 #include "isa.h"
 #include "scalar.h"
-#include "split_floats.h"
+#include "rows.h"
 #include "tasks.h"
 
 namespace dlrm {

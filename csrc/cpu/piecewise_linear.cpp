@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "isa.h"
-#include "split_floats.h"
+#include "rows.h"
 
 namespace dlrm {
 namespace {

@@ -155,7 +155,8 @@ def test_gradient_is_rows_and_scaled_values_that_row_optimizers_take(dtype, devi
     scaled = grad.flatten(0, 1)[bags].float() / lengths.flatten()[bags].unsqueeze(1)
     torch.testing.assert_close(sparse._values(), scaled.to(dtype))
     lr = torch.tensor(0.5, device=device)
-    ops.row_sgd_(parameter.detach(), sparse._indices()[0], sparse._values(), lr)
+    rows, values = sparse._indices()[0], sparse._values()
+    ops.row_update_(ops.ROW_RULES["sgd"], parameter.detach(), [], rows, values, lr)
     expected = weight.index_add(0, sparse._indices()[0], sparse._values().float(), alpha=-0.5)
     torch.testing.assert_close(parameter.detach(), expected)
 

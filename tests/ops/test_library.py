@@ -124,8 +124,10 @@ def test_tensors_on_several_devices_are_named():
         ops.joint_embedding(weight, ids.to("meta"), offsets)
     with pytest.raises(RuntimeError, match="joint_embedding_bag: .* lengths on meta"):
         ops.joint_embedding_bag(weight, ids[0], ids.to("meta"), offsets)
-    with pytest.raises(RuntimeError, match="row_sgd_: .* weight on cpu, rows on cpu, grad on meta"):
-        ops.row_sgd_(weight, ids[0], torch.zeros(1, 2, device="meta"), torch.tensor(0.1))
+    message = "row_update_: .* weight on cpu, rows on cpu, grad on meta"
+    args = ids[0], torch.zeros(1, 2, device="meta"), torch.tensor(0.1)
+    with pytest.raises(RuntimeError, match=message):
+        ops.row_update_(ops.ROW_RULES["sgd"], weight, [], *args)
     with pytest.raises(RuntimeError, match="mlp: layer 0: .* on cpu, .* got weight on meta"):
         ops.mlp(weight, [torch.zeros(3, 2, device="meta")], [torch.zeros(3)])
     compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="eager")
