@@ -140,7 +140,7 @@ DLRM_INLINE void decay_late(const RowWiseAdagrad& rule, const Rows<Weight>& rows
 }
 
 template <typename Rule, typename Weight, typename number_t>
-void decay_rows(const Rule& rule, const Rows<Weight>& rows, const number_t* numbers, float l2,
+void decay_rows(const Rule rule, const Rows<Weight> rows, const number_t* numbers, float l2,
                 const LateRows* runs, int64_t count, int64_t dim, int64_t end) {
   decay_late(rule, rows, numbers, l2, runs, count, dim, end);
 }

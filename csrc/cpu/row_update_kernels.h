@@ -61,9 +61,10 @@ DLRM_INLINE void prefetch_row(SplitFloats data, int64_t row, int64_t columns) {
                  columns * sizeof(BFloat16));
   prefetch_bytes(reinterpret_cast<uintptr_t>(data.low + row * columns), columns * sizeof(int16_t));
 }
-// `sum` holds dim floats, and zeros up to whole vectors.
+// `sum` holds dim floats, and zeros up to whole vectors. Rule and rows are copies, which stores
+// cannot change, so that their members stay in registers.
 template <typename grad_t, typename Rule, typename Weight>
-void update_rows(const Rule& rule, const Rows<Weight>& rows, const SortedRows& pairs,
+void update_rows(const Rule rule, const Rows<Weight> rows, const SortedRows& pairs,
                  const grad_t* grad, int64_t dim, float rate, float inverse_scale, float l2,
                  float* sum) {
   const int64_t ahead = std::clamp<int64_t>(kUpdateAheadBytes / (dim * sizeof(grad_t)), 2, 32);
