@@ -13,7 +13,6 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
-  m.def("joint_embedding_rows(Tensor ids, Tensor table_offsets) -> Tensor");
   m.def(
       "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
       " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "isa.h"
-#include "scalar.h"
 #include "rows.h"
+#include "scalar.h"
 #include "tasks.h"
 
 namespace dlrm {

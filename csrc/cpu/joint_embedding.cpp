@@ -21,7 +21,7 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
   const int64_t batch = inputs.batch, tables = inputs.tables, dim = inputs.dim;
   const TableRanges ranges(inputs.table_offsets);
-  check_table_offsets("joint_embedding", ranges, tables, inputs.total_rows);
+  ranges.check(tables, inputs.total_rows);
   Tensor output = allocate(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
   FirstBad bad;
   dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {
@@ -42,51 +42,15 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
                                                  output_data, begin, end);
                                       if (position >= 0) bad.report(position);
                                     });
-        if (bad.any()) {
-          const int64_t table = bad.position() % tables;
-          fail("joint_embedding: id ", int64_t{ids_data[bad.position()]}, " of table ", table,
-               " in batch row ", bad.position() / tables, ": expected 0 <= id < ",
-               ranges.ends[table] - ranges.begins[table]);
-        }
+        if (bad.any()) ranges.fail_for(ids_data[bad.position()], bad.position(), tables);
       });
     });
   });
   return output;
 }
 
-namespace {
-
-// The rows of the weight that ids look up, [1, batch * tables].
-Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
-  const Tensor ids = as_contiguous(ids_);
-  const Tensor table_offsets = as_contiguous(table_offsets_);
-  DLRM_CHECK(
-      ids.dim() == 2 && is_id(ids.scalar_type()) && TableRanges::may_be(table_offsets, ids.size(1)),
-      "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
-      "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
-      dtype_of(table_offsets));
-  const int64_t batch = ids.size(0), tables = ids.size(1);
-  Tensor rows = allocate(ids, {1, batch * tables}, ScalarType::Long);
-  const int64_t* offsets = TableRanges(table_offsets).begins;
-  auto* row = rows.mutable_data_ptr<int64_t>();
-  dispatch_id(ids.scalar_type(), [&]<typename id_t>() {
-    const auto* id = ids.const_data_ptr<id_t>();
-    torch::stable::parallel_for(
-        0, batch, std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, tables)),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t sample = begin; sample < end; ++sample) {
-            const int64_t first = sample * tables;
-            for (int64_t t = 0; t < tables; ++t) row[first + t] = offsets[t] + id[first + t];
-          }
-        });
-  });
-  return rows;
-}
-
-}  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("joint_embedding", TORCH_BOX(&dlrm::joint_embedding));
-  m.impl("joint_embedding_rows", TORCH_BOX(&dlrm::joint_embedding_rows));
 }

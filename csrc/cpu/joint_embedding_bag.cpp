@@ -52,12 +52,12 @@ Tensor bag_offsets_of(const BagLengths& bags) {
         }
       }
     });
-    DLRM_CHECK(!bad.any(), kBagName, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
+    DLRM_CHECK(!bad.any(), kLookUp, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
                " of table ", bad.position() % std::max<int64_t>(1, bags.tables), " in batch row ",
                bad.position() / std::max<int64_t>(1, bags.tables),
                ": expected 0 <= length <= ", bags.total, ", the number of ids");
     for (int64_t task = 0; task < tasks; ++task) first[task + 1] += first[task];
-    DLRM_CHECK(first[tasks] == bags.total, kBagName, ": lengths add up to ", first[tasks],
+    DLRM_CHECK(first[tasks] == bags.total, kLookUp, ": lengths add up to ", first[tasks],
                ": expected the number of ids, ", bags.total);
     torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
@@ -73,23 +73,21 @@ Tensor bag_offsets_of(const BagLengths& bags) {
   return offsets;
 }
 
-namespace {
-
-const float* data_or_null(const std::optional<Tensor>& sample_weights) {
-  return sample_weights ? sample_weights->const_data_ptr<float>() : nullptr;
+int64_t bag_of(int64_t position, const int64_t* bag_offsets, int64_t bags) {
+  return std::upper_bound(bag_offsets, bag_offsets + bags + 1, position) - bag_offsets - 1;
 }
+
+namespace {
 
 Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tensor& lengths,
                            const Tensor& table_offsets_, std::optional<Tensor> sample_weights,
                            bool mean, std::optional<ScalarType> dtype) {
   const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
-  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
-  const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
-  DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
-             torch::headeronly::toString(output_dtype));
+  const Tensor weight = checked_weight(weight_, inputs.lengths);
+  const ScalarType output_dtype = checked_dtype(dtype, weight);
   const int64_t tables = inputs.tables, dim = weight.size(1);
   const TableRanges ranges(inputs.table_offsets);
-  check_table_offsets(kBagName, ranges, tables, weight.size(0));
+  ranges.check(tables, weight.size(0));
   const Tensor offsets = bag_offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor output = allocate(weight, {inputs.batch, tables, dim}, output_dtype);
@@ -99,7 +97,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
       dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
         const auto* weight_data = weight.const_data_ptr<weight_t>();
         const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
-        const float* sample_weights_data = data_or_null(inputs.sample_weights);
+        const float* sample_weights_data = inputs.factors();
         auto* output_data = output.mutable_data_ptr<output_t>();
         const auto pool = DLRM_KERNEL(pool_bags<weight_t, output_t, id_t>);
         torch::stable::parallel_for(
@@ -112,12 +110,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
               if (position >= 0) bad.report(position);
             });
         if (bad.any()) {
-          const int64_t* after =
-              std::upper_bound(bag_offsets, bag_offsets + inputs.bags + 1, bad.position());
-          const int64_t bag = after - bag_offsets - 1, table = bag % tables;
-          fail(kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
-               " in batch row ", bag / tables, ": expected 0 <= id < ",
-               ranges.ends[table] - ranges.begins[table]);
+          const int64_t bag = bag_of(bad.position(), bag_offsets, inputs.bags);
+          ranges.fail_for(ids_data[bad.position()], bag, tables);
         }
       });
     });
@@ -131,7 +125,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
                                                         std::optional<Tensor> sample_weights,
                                                         bool mean) {
   const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
-  const Tensor grad = checked_bag_grad(grad_, inputs);
+  const Tensor grad = inputs.checked_grad(grad_);
   const int64_t tables = inputs.tables, dim = grad.size(2);
   const TableRanges ranges(inputs.table_offsets);
   const Tensor offsets = bag_offsets_of(inputs);
@@ -143,7 +137,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
     const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
     dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
       const auto* grad_data = grad.const_data_ptr<scalar_t>();
-      const float* sample_weights_data = data_or_null(inputs.sample_weights);
+      const float* sample_weights_data = inputs.factors();
       auto* values_data = values.mutable_data_ptr<scalar_t>();
       const int64_t row_bytes = dim * sizeof(scalar_t);
       const bool stream = inputs.total * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
@@ -190,7 +184,7 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
           });
     });
   });
-  DLRM_CHECK(!bad.any(), kBagName, ": row ", bad.any() ? rows_data[bad.position()] : 0,
+  DLRM_CHECK(!bad.any(), kLookUp, ": row ", bad.any() ? rows_data[bad.position()] : 0,
              " at position ", bad.position(), ": expected 0 <= row < ", weight.size(0));
   return output;
 }

@@ -72,7 +72,7 @@ void gather(const Launcher& launch, const JointEmbeddingInputs& inputs, output_t
 Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& table_offsets,
                        std::optional<ScalarType> dtype) {
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
-  const Launcher launch("joint_embedding", inputs.weight);
+  const Launcher launch(kLookUp, inputs.weight);
   Tensor output = torch::stable::new_empty(inputs.weight, {inputs.batch, inputs.tables, inputs.dim},
                                            inputs.output_dtype);
   dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "../joint_embedding_bag.h"
+#include "../joint_embedding.h"
 #include "algorithms.h"
 #include "table_rows.h"
 #include "vectors.h"
@@ -60,9 +60,6 @@ Tensor ends_of(const Launcher& launch, const BagLengths& bags, const Errors& err
 struct Factors {
   const float* sample_weights;  // or null
   bool mean;
-
-  Factors(const std::optional<Tensor>& weights, bool mean_)
-      : sample_weights(weights ? weights->const_data_ptr<float>() : nullptr), mean(mean_) {}
 
   __device__ float of(int64_t i) const {
     return sample_weights == nullptr ? 1.0f : sample_weights[i];
@@ -190,13 +187,11 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
                            const Tensor& table_offsets, std::optional<Tensor> sample_weights,
                            bool mean, std::optional<ScalarType> dtype) {
   const BagInputs inputs(ids, lengths, table_offsets, sample_weights);
-  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
-  const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
-  DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
-             torch::headeronly::toString(output_dtype));
+  const Tensor weight = checked_weight(weight_, inputs.lengths);
+  const ScalarType output_dtype = checked_dtype(dtype, weight);
   const int64_t tables = inputs.tables, dim = weight.size(1);
-  const Launcher launch(kBagName, weight);
-  const Errors errors(launch, kJointEmbeddingBag);
+  const Launcher launch(kLookUp, weight);
+  const Errors errors(launch, kJointEmbedding);
   const Tensor ends = ends_of(launch, inputs, errors);
   const BagEnds bags{ends.const_data_ptr<int64_t>(), inputs.bags, inputs.total};
   const TableRows rows{TableRanges(inputs.table_offsets), weight.size(0)};
@@ -209,7 +204,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
         const Groups groups(dim / kVector, kBagThreads);
         launch(pool_bags<weight_t, output_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
                groups.threads, 0, weight_data, Integers(inputs.ids),
-               Factors(inputs.sample_weights, mean), bags, rows, tables, dim, output_data, errors);
+               Factors{inputs.factors(), mean}, bags, rows, tables, dim, output_data, errors);
       };
       constexpr int kVector = kElementsOf16Bytes<weight_t>;
       if (dim % kVector == 0 && is_aligned(weight_data) && is_aligned(output_data)) {
@@ -228,10 +223,10 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
                                                         std::optional<Tensor> sample_weights,
                                                         bool mean) {
   const BagInputs inputs(ids, lengths, table_offsets, sample_weights);
-  const Tensor grad = checked_bag_grad(grad_, inputs);
+  const Tensor grad = inputs.checked_grad(grad_);
   const int64_t dim = grad.size(2);
-  const Launcher launch(kBagName, grad);
-  const Tensor ends = ends_of(launch, inputs, Errors(launch, kJointEmbeddingBag));
+  const Launcher launch(kLookUp, grad);
+  const Tensor ends = ends_of(launch, inputs, Errors(launch, kJointEmbedding));
   const BagEnds bags{ends.const_data_ptr<int64_t>(), inputs.bags, inputs.total};
   Tensor rows =
       torch::stable::new_empty(inputs.ids, {inputs.total}, std::optional(ScalarType::Long));
@@ -242,9 +237,9 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
     const auto spread = [&]<int kVector>() {
       const Groups groups(dim / kVector, kBagThreads);
       launch(spread_bags<scalar_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
-             groups.threads, 0, grad_data, Integers(inputs.ids),
-             Factors(inputs.sample_weights, mean), bags, TableRanges(inputs.table_offsets).begins,
-             inputs.tables, dim, rows.mutable_data_ptr<int64_t>(), values_data);
+             groups.threads, 0, grad_data, Integers(inputs.ids), Factors{inputs.factors(), mean},
+             bags, TableRanges(inputs.table_offsets).begins, inputs.tables, dim,
+             rows.mutable_data_ptr<int64_t>(), values_data);
     };
     constexpr int kVector = kElementsOf16Bytes<scalar_t>;
     if (dim % kVector == 0 && is_aligned(grad_data) && is_aligned(values_data)) {
@@ -262,8 +257,8 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
   const BagProducts bags(grad_, weight_, rows_, lengths);
   const Tensor& weight = bags.weight;
   const Tensor& grad = bags.grad;
-  const Launcher launch(kBagName, weight);
-  const Errors errors(launch, kJointEmbeddingBag);
+  const Launcher launch(kLookUp, weight);
+  const Errors errors(launch, kJointEmbedding);
   const Tensor ends = ends_of(launch, bags, errors);
   Tensor output = torch::stable::new_empty(weight, {bags.total}, std::optional(ScalarType::Float));
   constexpr int kWarps = kBagThreads / kWarp;

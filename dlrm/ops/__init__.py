@@ -18,17 +18,13 @@ from dlrm.ops.dot_interaction import (
     interaction_width,
 )
 from dlrm.ops.joint_embedding import (
+    POOLINGS,
+    bags_of_ids,
+    check_ids,
     joint_embedding,
     joint_embedding_gradient,
     joint_embedding_reference,
     table_ranges,
-)
-from dlrm.ops.joint_embedding_bag import (
-    POOLINGS,
-    bags_of_ids,
-    check_bags,
-    joint_embedding_bag,
-    joint_embedding_bag_reference,
 )
 from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
 from dlrm.ops.library import PRODUCTS, choose_products, instruction_set, native_available
@@ -67,7 +63,7 @@ __all__ = [
     "attended_bag",
     "attended_bag_reference",
     "bags_of_ids",
-    "check_bags",
+    "check_ids",
     "choose_products",
     "dense_adam_",
     "dot_interaction",
@@ -79,8 +75,6 @@ __all__ = [
     "interaction_width",
     "join_float32",
     "joint_embedding",
-    "joint_embedding_bag",
-    "joint_embedding_bag_reference",
     "joint_embedding_gradient",
     "joint_embedding_reference",
     "linear",

@@ -8,7 +8,7 @@ import torch
 from dlrm.ops.library import native_available
 
 # Both in the order of the enums of csrc/cuda/errors.h.
-_OPS = ("joint_embedding", "joint_embedding_bag", "row_update_")
+_OPS = ("joint_embedding", "row_update_")
 _MESSAGES = (
     "{op}: id {value} of table {table} in batch row {batch_row}: expected 0 <= id < {limit}",
     "{op}: length {value} of table {table} in batch row {batch_row}: "

@@ -141,7 +141,7 @@ def bag_inputs(shape, dtype, weighted=True, id_dtype=torch.int64):
     limits = torch.tensor(sizes).repeat(batch).repeat_interleave(lengths.flatten())
     ids = (torch.rand(len(limits), generator=random) * limits).to(id_dtype)
     factors = [torch.randn(len(ids), generator=random).requires_grad_()] if weighted else []
-    return [weight, ids, lengths, torch.tensor([0, *sizes]).cumsum(0), *factors]
+    return [weight, ids, torch.tensor([0, *sizes]).cumsum(0), lengths, *factors]
 
 
 def bags(function, pooling="sum", dtype=None):
@@ -153,7 +153,7 @@ def bags(function, pooling="sum", dtype=None):
 
 
 def bag_calls():
-    weight, ids, lengths, offsets, factors = bag_inputs((5, [4, 9], 3, 8), torch.float32)
+    weight, ids, offsets, lengths, factors = bag_inputs((5, [4, 9], 3, 8), torch.float32)
     op, grad = OPS.joint_embedding_bag, torch.randn(5, 2, 8)
     own, rest = weight.detach(), (ids, lengths, offsets)
     calls = [
@@ -181,21 +181,21 @@ def attended_inputs(shape, dtype):
     shapes = [(2, hidden, dim)] * 3 + [(2, hidden)] * 2 + [(2,)]
     units = [dim**-0.5 * torch.randn(size, generator=random) for size in shapes]
     factors = torch.rand(len(ids), generator=random)
-    return [weight, ids, lengths, offsets, *(unit.requires_grad_() for unit in units), factors]
+    return [weight, ids, offsets, lengths, *(unit.requires_grad_() for unit in units), factors]
 
 
 def attended(function, weighted, dtype=None):
-    def run(weight, ids, lengths, offsets, *rest):
+    def run(weight, ids, offsets, lengths, *rest):
         more = {"dtype": dtype, "sample_weights": rest[6] if weighted else None}
         units = ops.ActivationUnits(*rest[:6])
-        return function(weight, ids, lengths, offsets, LISTS, units, **more)
+        return function(weight, ids, offsets, lengths, LISTS, units, **more)
 
     return run
 
 
 def attended_calls():
     made = [tensor.detach() for tensor in attended_inputs((70, 19, 7, 5), torch.float32)]
-    weight, ids, lengths, offsets, *units, _ = made
+    weight, ids, offsets, lengths, *units, _ = made
     pairs = [field for pair in LISTS for field in pair]
     begins = offsets[0].repeat(len(lengths)).repeat_interleave(lengths.flatten())
     back = (torch.rand(len(ids)), torch.rand(len(ids), 19), weight, ids + begins, lengths, pairs)
@@ -393,8 +393,8 @@ CASES = [
     *(
         OpCase(
             f"joint_embedding_bag: {pooling} in {kind}",
-            bags(ops.joint_embedding_bag, pooling, kind),
-            bags(ops.joint_embedding_bag_reference, pooling, kind),
+            bags(ops.joint_embedding, pooling, kind),
+            bags(ops.joint_embedding_reference, pooling, kind),
             lambda shape, dtype, weighted=weighted: bag_inputs(shape, dtype, weighted),
             BAG_SHAPES,
             bag_calls,

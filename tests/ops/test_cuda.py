@@ -7,7 +7,6 @@ may choose.
 import pytest
 import test_dot_interaction as interactions
 import test_joint_embedding as look_ups
-import test_joint_embedding_bag as bags
 import test_row_update as updates
 import torch
 from op_cases import CASES, UPDATES, check
@@ -143,9 +142,7 @@ PROPERTIES = [  # of operators on any device
     *(interactions.test_mismatched_sizes_are_named, interactions.test_other_dtypes_are_named),
     *(look_ups.test_known_answer, look_ups.test_tables_may_have_the_same_rows),
     *(look_ups.test_transposed_ids_are_read_by_their_strides,),
-    *(look_ups.test_wrong_shapes_and_dtypes_are_named,),
-    *(bags.test_known_answer, bags.test_tables_may_have_the_same_rows),
-    *(bags.test_bags_of_one_are_the_look_up, bags.test_wrong_shapes_and_dtypes_are_named),
+    look_ups.test_bags_of_one_are_the_look_up,
     *(updates.test_known_answer, updates.test_small_steps_are_not_lost_in_a_split_weight),
     updates.test_repeated_rows_are_summed_before_they_are_squared,
     updates.test_rows_of_small_tables_that_do_not_occur_are_left_alone,
@@ -161,8 +158,9 @@ def test_an_emulated_gpu_has_the_properties_of_others(test, emulator):
 @pytest.mark.parametrize("id_dtype", look_ups.ID_DTYPES, ids=str)
 def test_an_emulated_gpu_takes_ids_of_any_integer_dtype(id_dtype, emulator):
     with emulator.in_place_of_cpu():
-        look_ups.test_ids_may_be_of_any_integer_dtype(id_dtype, "cpu")
-        bags.test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, torch.int16)
+        look_ups.test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, torch.int16)
+        for form in ("one each", "lists"):
+            look_ups.test_wrong_shapes_and_dtypes_are_named(form, "cpu")
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
@@ -185,7 +183,7 @@ def test_an_emulated_gpu_updates_rows_of_tables(update, emulator):
 
 
 @pytest.mark.first_half
-@pytest.mark.parametrize("shared", [9000, 64 * 1024])  # tiles of large samples take 8448
+@pytest.mark.parametrize("shared", [9000, 64 * 1024])  # the first fits few samples
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS[1:5] + INTERACTIONS[6:])
 def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu):
@@ -242,7 +240,7 @@ def test_misaligned_inputs_are_read_one_by_one(dtype, gpu):
     ids, offsets = torch.randint(7, (9, 1)), torch.tensor([0, 7])
     assert torch.equal(ops.joint_embedding(dense, ids, offsets)[:, 0], dense[ids[:, 0]])
     ones = torch.ones(9, 1, dtype=torch.int64)
-    pooled = ops.joint_embedding_bag(dense, ids[:, 0], ones, offsets)
+    pooled = ops.joint_embedding(dense, ids[:, 0], offsets, ones)
     assert torch.equal(pooled[:, 0], dense[ids[:, 0]])
     grad, mask = flat[1:].view(7, 16), torch.randn(7, 16).to(dtype)
     for one, other in zip(
@@ -451,7 +449,7 @@ def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
             *gradients(ops.dot_interaction, interaction_inputs((1, 70, 60), torch.float32)),
             *updated(adagrad),
             *updated(row_wise),
-            ops.joint_embedding_bag(weight, ids, lengths, offsets),
+            ops.joint_embedding(weight, ids, offsets, lengths),
             *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
         ]
 
@@ -508,23 +506,23 @@ def test_bad_bags_are_kept(gpu):
     lengths, ids = torch.full((5, 2), 2), torch.zeros(20, dtype=torch.int32)
 
     def pool(ids, lengths):
-        ops.joint_embedding_bag(weight, ids, lengths, offsets)
+        ops.joint_embedding(weight, ids, offsets, lengths)
         return gpu.raised()
 
     wrong = ids.clone()
     wrong[14] = 7
     assert pool(wrong, lengths) == (
-        "joint_embedding_bag: id 7 of table 1 in batch row 3: expected 0 <= id < 7"
+        "joint_embedding: id 7 of table 1 in batch row 3: expected 0 <= id < 7"
     )
     assert pool(wrong[1:], lengths) == (
-        "joint_embedding_bag: lengths add up to 20: expected the number of ids, 19"
+        "joint_embedding: lengths add up to 20: expected the number of ids, 19"
     )
     for bad in (-1, 21):
         wrong_lengths = lengths.clone()
         wrong_lengths[4, 1] = 50
         wrong_lengths[3, 1] = bad
         assert pool(wrong, wrong_lengths) == (
-            f"joint_embedding_bag: length {bad} of table 1 in batch row 3: "
+            f"joint_embedding: length {bad} of table 1 in batch row 3: "
             "expected 0 <= length <= 20, the number of ids"
         )
 

@@ -15,7 +15,7 @@ BOTTOM, TOP, LOGIT = 5 * DIM, 8 * 6, 6  # weights of the layers below
 DOTS = 2 * BATCH * (TABLES + 1) ** 2 * DIM
 # They look up, add, compare or update; torch counts products only.
 WITHOUT_PRODUCTS = {
-    *("joint_embedding", "joint_embedding_rows", "joint_embedding_bag"),
+    *("joint_embedding", "joint_embedding_bag"),
     *("joint_embedding_bag_backward", "joint_embedding_bag_sample_weights_backward"),
     *("row_update_", "row_decay_", "dense_adam_"),
     *("piecewise_linear", "piecewise_linear_backward", "logistic_loss", "relu_bias_backward"),
