@@ -81,7 +81,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
-  // cuda/errors.h), and the process's switches (see cuda/switches.h).
+  // cuda/errors.h), and the process's switches (see cuda/runtime.h).
   m.def("take_cuda_error(Tensor at) -> Tensor");
   m.def("cuda_switches(int switches=-1) -> int");
   m.def("cpu_isa(int limit=-1) -> int");

@@ -1,4 +1,4 @@
-// Where bags begin; defined in joint_embedding_bag.cpp.
+// Where bags begin; defined in joint_embedding.cpp.
 #pragma once
 
 #include "../joint_embedding.h"

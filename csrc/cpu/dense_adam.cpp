@@ -6,7 +6,6 @@
 
 #include "isa.h"
 #include "rows.h"
-#include "scalar.h"
 #include "tasks.h"
 
 namespace dlrm {

@@ -4,11 +4,10 @@
 
 #include <cmath>
 
-#include "first_bad.h"
 #include "isa.h"
 #include "rows.h"
-#include "scalar.h"
 #include "sort_rows.h"
+#include "tasks.h"
 
 #define DLRM_KERNELS "row_update_kernels.h"
 #include "for_each_isa.h"

@@ -1,4 +1,5 @@
-// Where a weight and its states are. Values are float32, or two halves of float32 values.
+// Where a weight and its states are, and the numbers of a step. Values are float32, or two halves
+// of float32 values.
 #pragma once
 
 #include <optional>
@@ -34,6 +35,25 @@ void dispatch_rows(const Tensor& weight, const std::optional<Tensor>& low,
                         {data[0], data[1]}});
   } else {
     f(Rows<float*>{weight.mutable_data_ptr<float>(), {data[0], data[1]}});
+  }
+}
+
+// A number that an operator takes as a tensor of one value.
+inline double scalar(const char* name, const char* what, const Tensor& tensor) {
+  DLRM_CHECK(tensor.numel() == 1 && tensor.is_cpu(), name, ": expected ", what,
+             " to be one value on the CPU, got ", shape_of(tensor));
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return *tensor.const_data_ptr<float>();
+    case ScalarType::Double:
+      return *tensor.const_data_ptr<double>();
+    case ScalarType::Long:
+      return static_cast<double>(*tensor.const_data_ptr<int64_t>());
+    case ScalarType::Bool:
+      return *tensor.const_data_ptr<bool>();
+    default:
+      fail(name, ": expected ", what, " to be Float, Double, Long or Bool, got ", dtype_of(tensor));
+      return 0;
   }
 }
 

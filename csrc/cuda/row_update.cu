@@ -3,11 +3,9 @@
 #include <algorithm>
 
 #include "../row_update.h"
-#include "algorithms.h"
 #include "errors.h"
 #include "row_rules.h"
 #include "small_tables.h"
-#include "switches.h"
 
 namespace dlrm {
 namespace {
@@ -25,31 +23,18 @@ struct DeviceScalar {
   ScalarType dtype = ScalarType::Float;
 
   DeviceScalar() = default;
-  DeviceScalar(const char* name, const char* what, const Tensor& tensor, const Tensor& weight)
-      : dtype(tensor.scalar_type()) {
-    DLRM_CHECK(tensor.numel() == 1 && tensor.device() == weight.device(), name, ": expected ", what,
-               " to be one value on the weight's device, got ", shape_of(tensor));
-    switch (dtype) {
-      case ScalarType::Float:
-        data = tensor.const_data_ptr<float>();
-        break;
-      case ScalarType::Double:
-        data = tensor.const_data_ptr<double>();
-        break;
-      case ScalarType::Long:
-        data = tensor.const_data_ptr<int64_t>();
-        break;
-      case ScalarType::Bool:
-        data = tensor.const_data_ptr<bool>();
-        break;
-      default:
-        fail(name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
-             dtype_of(tensor));
-    }
-  }
   DeviceScalar(const char* name, const char* what, const std::optional<Tensor>& tensor,
-               const Tensor& weight)
-      : DeviceScalar(tensor ? DeviceScalar(name, what, *tensor, weight) : DeviceScalar()) {}
+               const Tensor& weight) {
+    if (!tensor) return;
+    DLRM_CHECK(tensor->numel() == 1 && tensor->device() == weight.device(), name, ": expected ",
+               what, " to be one value on the weight's device, got ", shape_of(*tensor));
+    data = tensor->const_data_ptr();
+    dtype = tensor->scalar_type();
+    DLRM_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double ||
+                   dtype == ScalarType::Long || dtype == ScalarType::Bool,
+               name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
+               dtype_of(*tensor));
+  }
 
   __device__ double value(double otherwise) const {
     if (data == nullptr) return otherwise;
@@ -340,12 +325,13 @@ struct Update {
       Tensor keys = empty(count, bits <= 32 ? ScalarType::Int : ScalarType::Long);
       Tensor positions = empty(count, ScalarType::Int);
       Tensor places = empty(inputs.count - count, ScalarType::Byte);
+      auto* positions_data = positions.mutable_data_ptr<int32_t>();
       if (bits <= 32) {
-        prepare(scalars, tables, reinterpret_cast<uint32_t*>(keys.mutable_data_ptr<int32_t>()),
-                positions.mutable_data_ptr<int32_t>(), places);
+        auto* data = static_cast<uint32_t*>(keys.mutable_data_ptr());
+        prepare(scalars, tables, data, positions_data, places);
       } else {
-        prepare(scalars, tables, reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()),
-                positions.mutable_data_ptr<int32_t>(), places);
+        auto* data = static_cast<uint64_t*>(keys.mutable_data_ptr());
+        prepare(scalars, tables, data, positions_data, places);
       }
       update_small<grad_t, kVector>(own, tables, places);
       if (count == 0) return;
@@ -377,9 +363,7 @@ struct Update {
  private:
   static constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
 
-  StepNumbers* step() {
-    return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
-  }
+  StepNumbers* step() { return static_cast<StepNumbers*>(numbers.mutable_data_ptr()); }
 
   template <typename grad_t, int kVector>
   void add(Floats weight, const int32_t* positions, int64_t count) {
@@ -444,7 +428,7 @@ struct Update {
     Tensor touched = empty(int64_t{tables.small} * slices.count, ScalarType::Long);
     Tensor sums =
         empty(int64_t{tables.small_rows()} * slices.count * inputs.dim, ScalarType::Float);
-    auto* touched_data = reinterpret_cast<uint64_t*>(touched.mutable_data_ptr<int64_t>());
+    auto* touched_data = static_cast<uint64_t*>(touched.mutable_data_ptr());
     float* sums_data = sums.mutable_data_ptr<float>();
     const int64_t marks = slices.threads.y * sizeof(uint64_t);
     launch(sum_slices<grad_t, kVector>, touched.numel(), slices.threads,
@@ -502,7 +486,7 @@ void row_update(int64_t number, Tensor weight, std::vector<Tensor> states, const
     for (size_t i = 0; i < states.size(); ++i) data[i] = {states[i].mutable_data_ptr<float>()};
     Update update(inputs);
     if (low) {
-      const SplitFloats halves{reinterpret_cast<uint16_t*>(weight.mutable_data_ptr<BFloat16>()),
+      const SplitFloats halves{static_cast<uint16_t*>(weight.mutable_data_ptr()),
                                low->mutable_data_ptr<int16_t>()};
       return update.in_order(Rows<Rule, SplitFloats>{rule, halves, {data[0], data[1]}}, scalars);
     }
