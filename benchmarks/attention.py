@@ -94,7 +94,7 @@ def padded_attention(
     first = torch.cat([unit.items, unit.candidates, zeros, unit.products], 1)
     factors = F.relu(F.linear(inputs, first, unit.bias)) @ unit.output + unit.output_bias
     attended = ((factors * mask)[:, :, None] * items).sum(1)
-    pooled = ops.joint_embedding_bag(weight, ids, lengths, table_offsets)
+    pooled = ops.joint_embedding(weight, ids, table_offsets, lengths)
     return torch.cat([pooled[:, :field], attended[:, None], pooled[:, field + 1 :]], 1)
 
 

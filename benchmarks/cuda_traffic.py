@@ -96,12 +96,11 @@ def update(batch: int, table_rows: int, rule: str) -> Case:
     must = bytes_of(rows, grad) + 2 * distinct * DIM * 4
     name = f"{rule}, tables of {table_rows:,} rows"
     if rule == "SGD":
-        return name, lambda: ops.row_sgd_(weight, rows, grad, rate, table_sizes=sizes), must
-    return (
-        f"row-wise {name}",
-        lambda: ops.row_wise_adagrad_(weight, state, rows, grad, rate, table_sizes=sizes),
-        must + 2 * distinct * 4,
-    )
+        args = ops.ROW_RULES["sgd"], weight, [], rows, grad, rate
+        return name, lambda: ops.row_update_(*args, table_sizes=sizes), must
+    args = ops.ROW_RULES["row_wise_adagrad"], weight, [state], rows, grad, rate
+    name = f"row-wise {name}"
+    return name, lambda: ops.row_update_(*args, table_sizes=sizes), must + 2 * distinct * 4
 
 
 def lines(name: str, traffic: dict[str, emulated_cuda.Traffic], must: int) -> list[str]:

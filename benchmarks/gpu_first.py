@@ -212,7 +212,6 @@ WATCHED = [  # files, and which of their tests
     (
         "tests/ops/test_dot_interaction.py",
         "tests/ops/test_joint_embedding.py",
-        "tests/ops/test_joint_embedding_bag.py",
         "",
     ),
 ]

@@ -178,7 +178,7 @@ def cases(args, tables, dtype):
     lr = torch.tensor(1e-9, device=args.device)
 
     def update():
-        ops.row_sgd_(tables.weight, tables.rows, values, lr)
+        ops.row_update_(ops.ROW_RULES["sgd"], tables.weight, [], tables.rows, values, lr)
 
     def torch_update():
         tables.weight.index_add_(0, tables.rows, values.float(), alpha=-1e-9)
@@ -187,24 +187,25 @@ def cases(args, tables, dtype):
         torch_gather()
         torch_update()
 
-    def ours(update, *state):
-        return lambda: (gather(), update(tables.weight, *state, tables.rows, values, lr))
+    def ours(rule, *states):
+        args = ops.ROW_RULES[rule], tables.weight, states, tables.rows, values, lr
+        return lambda: (gather(), ops.row_update_(*args))
 
     changing = vectors * size + 8 * tables.distinct * args.dim
     yield "SGD update", {"ours": update, "torch": torch_update}, 0, changing
     updating = gathering + changing
-    sides = {"ours": ours(ops.row_sgd_), "torch": torch_sgd}
+    sides = {"ours": ours("sgd"), "torch": torch_sgd}
     yield "gather+SGD", {**sides, **fbgemm(args, tables, values, "EXACT_SGD")}, 0, updating
-    sides = {"ours": ours(ops.row_wise_adagrad_, tables.state_by_row)}
+    sides = {"ours": ours("row_wise_adagrad", tables.state_by_row)}
     sides.update(fbgemm(args, tables, values, "EXACT_ROWWISE_ADAGRAD"))
     yield "gather+row-wise Adagrad", sides, 0, updating
-    sides = {"ours": ours(ops.row_adagrad_, tables.state)}
+    sides = {"ours": ours("adagrad", tables.state)}
     sides.update(fbgemm(args, tables, values, "EXACT_ADAGRAD"))
     yield "gather+Adagrad", sides, 0, updating + 8 * tables.distinct * args.dim
 
     def pool():
-        return ops.joint_embedding_bag(
-            tables.weight, tables.bag_ids, tables.lengths, tables.offsets, dtype=dtype
+        return ops.joint_embedding(
+            tables.weight, tables.bag_ids, tables.offsets, tables.lengths, dtype=dtype
         )
 
     def torch_pool():

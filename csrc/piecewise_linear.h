@@ -5,55 +5,52 @@
 
 namespace dlrm {
 
-constexpr const char* kPiecewiseName = "piecewise_linear";
-
 // Arguments of both calls: the bins of all fields.
 struct Bins {
+  static constexpr const char* kName = "piecewise_linear";
+
   int64_t fields;
   int64_t bins;
   Tensor edges;  // [fields, bins + 1] float, contiguous
 
   explicit Bins(const Tensor& edges_) {
-    DLRM_CHECK(
+    DLRM_EXPECT(
+        edges_,
         edges_.dim() == 2 && edges_.size(1) >= 2 && edges_.scalar_type() == ScalarType::Float,
-        kPiecewiseName, ": expected edges [fields, bins + 1 > 1] Float, got ", shape_of(edges_),
-        " ", dtype_of(edges_));
+        kName, ": expected edges [fields, bins + 1 > 1] Float");
     fields = edges_.size(0);
     bins = edges_.size(1) - 1;
     edges = as_contiguous(edges_);
   }
 
   Tensor checked_numerical(const Tensor& numerical) const {
-    DLRM_CHECK(
-        numerical.dim() == 2 && numerical.size(1) == fields &&
-            numerical.scalar_type() == ScalarType::Float && numerical.device() == edges.device(),
-        kPiecewiseName, ": expected numerical [batch, ", fields, "] Float on the device of edges ",
-        shape_of(edges), ", got ", shape_of(numerical), " ", dtype_of(numerical));
+    DLRM_EXPECT(numerical, has_shape(numerical, {-1, fields}) && fits(numerical), kName,
+                ": expected numerical [batch, ", fields, "] Float on the device of edges ",
+                shape_of(edges));
     return as_contiguous(numerical);
   }
+
+  void check_weights(const Tensor& weight, const Tensor& bias) const {
+    DLRM_EXPECT(weight, has_shape(weight, {fields, bins, -1}) && weight.size(2) > 0 && fits(weight),
+                kName, ": expected weight [", fields, ", ", bins,
+                ", dim > 0] Float on the device of edges");
+    DLRM_EXPECT(bias, has_shape(bias, {fields, weight.size(2)}) && fits(bias), kName,
+                ": expected bias [", fields, ", ", weight.size(2),
+                "] Float on the device of edges");
+  }
+
+  Tensor checked_grad(const Tensor& numerical, const Tensor& grad) const {
+    DLRM_EXPECT(grad,
+                has_shape(grad, {numerical.size(0), fields, -1}) && grad.size(2) > 0 && fits(grad),
+                kName, ": expected grad [", numerical.size(0), ", ", fields,
+                ", dim > 0] Float on the device of edges");
+    return as_contiguous(grad);
+  }
+
+ private:
+  bool fits(const Tensor& tensor) const {
+    return tensor.scalar_type() == ScalarType::Float && tensor.device() == edges.device();
+  }
 };
-
-inline void check_piecewise_weights(const Bins& bins, const Tensor& weight, const Tensor& bias) {
-  DLRM_CHECK(weight.dim() == 3 && weight.size(0) == bins.fields && weight.size(1) == bins.bins &&
-                 weight.size(2) > 0 && weight.scalar_type() == ScalarType::Float,
-             kPiecewiseName, ": expected weight [", bins.fields, ", ", bins.bins,
-             ", dim > 0] Float, got ", shape_of(weight), " ", dtype_of(weight));
-  DLRM_CHECK(bias.dim() == 2 && bias.size(0) == bins.fields && bias.size(1) == weight.size(2) &&
-                 bias.scalar_type() == ScalarType::Float,
-             kPiecewiseName, ": expected bias [", bins.fields, ", ", weight.size(2),
-             "] Float, got ", shape_of(bias), " ", dtype_of(bias));
-  DLRM_CHECK(weight.device() == bins.edges.device() && bias.device() == bins.edges.device(),
-             kPiecewiseName, ": edges, weight and bias are not all on one device");
-}
-
-inline Tensor checked_piecewise_grad(const Bins& bins, const Tensor& numerical,
-                                     const Tensor& grad) {
-  DLRM_CHECK(grad.dim() == 3 && grad.size(0) == numerical.size(0) && grad.size(1) == bins.fields &&
-                 grad.size(2) > 0 && grad.scalar_type() == ScalarType::Float &&
-                 grad.device() == numerical.device(),
-             kPiecewiseName, ": expected grad [", numerical.size(0), ", ", bins.fields,
-             ", dim > 0] Float, got ", shape_of(grad), " ", dtype_of(grad));
-  return as_contiguous(grad);
-}
 
 }  // namespace dlrm

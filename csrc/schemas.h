@@ -13,7 +13,6 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
-  m.def("joint_embedding_rows(Tensor ids, Tensor table_offsets) -> Tensor");
   m.def(
       "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
       " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
@@ -35,46 +34,22 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor lengths, int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias,"
       " Tensor output, Tensor output_bias)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Row updates: `low` has the lower halves of a BFloat16 weight's values, and there is none beside
-  // a Float one. With `table_sizes` the rows are [batch, tables] flattened (see row_update.h).
+  // `rule` is its place in ROW_RULES of dlrm/ops/row_rules.py, and `constants` are in their order
+  // there. `low` has the lower halves of a BFloat16 weight's values, and there is none beside a
+  // Float one. With `table_sizes` the rows are [batch, tables] flattened (see row_update.h).
   m.def(
-      "row_sgd_(Tensor(a!) weight, Tensor rows, Tensor grad, Tensor lr, *,"
-      " float l2=0.0, Tensor(b!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
-      " Tensor? found_inf=None) -> ()");
+      "row_update_(int rule, Tensor(a!) weight, Tensor(b!)[] states, Tensor rows, Tensor grad,"
+      " Tensor lr, Tensor? step, float[] constants, float l2, Tensor(c!)? low, int[]? table_sizes,"
+      " Tensor? grad_scale, Tensor? found_inf) -> ()");
+  // The L2 term of steps that did not touch a row; see cpu/row_decay.cpp.
   m.def(
-      "row_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad, Tensor lr,"
-      " *, float eps=1e-10, float l2=0.0, Tensor(c!)? low=None, int[]? table_sizes=None,"
-      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
-  m.def(
-      "row_wise_adagrad_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor rows, Tensor grad,"
-      " Tensor lr, *, float eps=1e-10, float l2=0.0, Tensor(c!)? low=None, int[]? table_sizes=None,"
-      " Tensor? grad_scale=None, Tensor? found_inf=None) -> ()");
-  m.def(
-      "row_adam_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor rows,"
-      " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
-      " float eps=1e-8, float l2=0.0, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? "
-      "grad_scale=None,"
-      " Tensor? found_inf=None) -> ()");
+      "row_decay_(int rule, Tensor(a!) weight, Tensor(b!)[] states, Tensor(c!) done, Tensor steps,"
+      " Tensor? rows, float[] constants, float l2, Tensor(d!)? low) -> ()");
   // Adam of dense weights; see cpu/dense_adam.cpp. `steps` are the numbers of updates so far.
   m.def(
       "dense_adam_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] exp_avgs,"
       " Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, Tensor lr, float beta1, float beta2,"
       " float eps, float weight_decay, Tensor? grad_scale, Tensor? found_inf) -> ()");
-  // The L2 term of steps that did not touch a row; see row_decay.h.
-  m.def(
-      "row_sgd_decay_(Tensor(a!) weight, Tensor(b!) done, Tensor steps, Tensor? rows=None, *,"
-      " Tensor(c!)? low=None) -> ()");
-  m.def(
-      "row_adagrad_decay_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor(c!) done, Tensor steps,"
-      " Tensor? rows=None, *, float l2, float eps=1e-10, Tensor(d!)? low=None) -> ()");
-  m.def(
-      "row_wise_adagrad_decay_(Tensor(a!) weight, Tensor(b!) state_sum, Tensor(c!) done,"
-      " Tensor steps, Tensor? rows=None, *, float l2, float eps=1e-10, Tensor(d!)? low=None)"
-      " -> ()");
-  m.def(
-      "row_adam_decay_(Tensor(a!) weight, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq,"
-      " Tensor(d!) done, Tensor steps, Tensor? rows=None, *, float l2, float beta1=0.9,"
-      " float beta2=0.999, Tensor(e!)? low=None) -> ()");
   m.def("piecewise_linear(Tensor numerical, Tensor edges, Tensor weight, Tensor bias) -> Tensor");
   m.def(
       "piecewise_linear_backward(Tensor grad, Tensor numerical, Tensor edges)"
@@ -96,7 +71,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
-  // cuda/errors.h), and the process's switches (see cuda/switches.h).
+  // cuda/errors.h), and the process's switches (see cuda/runtime.h).
   m.def("take_cuda_error(Tensor at) -> Tensor");
   m.def("cuda_switches(int switches=-1) -> int");
   m.def("cpu_isa(int limit=-1) -> int");

@@ -84,6 +84,22 @@ inline const char* dtype_of(const Tensor& tensor) {
   return torch::headeronly::toString(tensor.scalar_type());
 }
 
+// Fails unless the condition holds; the message is what was expected and the tensor's shape and
+// dtype.
+#define DLRM_EXPECT(tensor, condition, ...)                                   \
+  DLRM_CHECK(condition, __VA_ARGS__, ", got ", ::dlrm::shape_of(tensor), " ", \
+             ::dlrm::dtype_of(tensor))
+
+// Whether a tensor has these sizes; -1 is any.
+inline bool has_shape(const Tensor& tensor, std::initializer_list<int64_t> sizes) {
+  if (tensor.dim() != static_cast<int64_t>(sizes.size())) return false;
+  int64_t place = 0;
+  for (int64_t size : sizes) {
+    if (const int64_t own = tensor.size(place++); size >= 0 && own != size) return false;
+  }
+  return true;
+}
+
 inline bool is_floating(ScalarType dtype) {
   return dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
 }

@@ -1,5 +1,3 @@
-#include "attention.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -8,8 +6,50 @@
 #include <vector>
 
 #include "bag_offsets.h"
-#include "first_bad.h"
 #include "isa.h"
+#include "tasks.h"
+
+namespace dlrm {
+namespace {
+
+// The activation unit of a list: weights in float, with zeros up to whole vectors: `columns` of a
+// row, `neurons` of a layer.
+struct AttentionUnit {
+  int64_t dim, columns;     // of items
+  int64_t hidden, neurons;  // of the layer
+  const float* items;       // [dim, neurons], as products and candidates
+  const float* products;
+  const float* candidates;
+  const float* items_by_neuron;  // [hidden, columns], as products
+  const float* products_by_neuron;
+  const float* bias;  // [neurons]
+  const float* output;
+  float output_bias;
+};
+
+struct AttentionScratch {
+  float* candidate;    // [columns]
+  float* added;        // [neurons]
+  float* matrix;       // [dim, neurons]
+  float* items;        // [kItems, columns]
+  float* transposed;   // [hidden, columns]; this and the next for the gradient only
+  float* grad_hidden;  // [kItems, neurons]
+  float* grad_matrix;  // [dim, neurons]
+  float* grad_added;   // [neurons]
+};
+
+// Gradients of a unit, summed over the samples of a task; each as the unit's weights.
+struct AttentionSums {
+  float* items;
+  float* products;
+  float* candidates;
+  float* bias;
+  float* output;
+  float* output_bias;
+};
+
+}  // namespace
+}  // namespace dlrm
 
 #define DLRM_KERNELS "attention_kernels.h"
 #include "for_each_isa.h"
@@ -34,17 +74,16 @@ struct Units {
         const Tensor& products_, const Tensor& candidates_, const Tensor& bias_,
         const Tensor& output_, const Tensor& output_bias_)
       : lists(pairs.size() / 2), hidden(items_.dim() == 3 ? items_.size(1) : 0), dim(dim_) {
-    const auto check = [&](const Tensor& given, const std::vector<int64_t>& sizes,
+    const auto check = [&](const Tensor& given, std::initializer_list<int64_t> sizes,
                            const char* name) {
-      bool fits = given.dim() == static_cast<int64_t>(sizes.size()) && given.is_cpu() &&
-                  given.scalar_type() == ScalarType::Float;
-      for (size_t d = 0; fits && d < sizes.size(); ++d) fits = given.size(d) == sizes[d];
-      DLRM_CHECK(fits && hidden > 0, kName, ": expected ", name, " of ", lists, " lists, ", hidden,
-                 " neurons and dim ", dim, " in Float, got ", shape_of(given), " ",
-                 dtype_of(given));
+      DLRM_EXPECT(given,
+                  has_shape(given, sizes) && given.is_cpu() &&
+                      given.scalar_type() == ScalarType::Float && hidden > 0,
+                  kName, ": expected ", name, " of ", lists, " lists, ", hidden,
+                  " neurons and dim ", dim, " in Float");
       return as_contiguous(given);
     };
-    const std::vector<int64_t> matrix{lists, hidden, dim}, vector{lists, hidden};
+    const auto matrix = {lists, hidden, dim}, vector = {lists, hidden};
     items = check(items_, matrix, "items");
     products = check(products_, matrix, "products");
     candidates = check(candidates_, matrix, "candidates");
@@ -153,11 +192,11 @@ Tensor attention_weights(const Tensor& weight_, const Tensor& ids, const Tensor&
                          const Tensor& items, const Tensor& products, const Tensor& candidates,
                          const Tensor& bias, const Tensor& output, const Tensor& output_bias) {
   const BagInputs inputs(ids, lengths, table_offsets, std::nullopt);
-  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
+  const Tensor weight = checked_weight(weight_, inputs.lengths);
   const int64_t fields = inputs.tables, dim = weight.size(1);
   const Units units(lists, fields, dim, items, products, candidates, bias, output, output_bias);
   const TableRanges ranges(inputs.table_offsets);
-  check_table_offsets(kBagName, ranges, fields, weight.size(0));
+  ranges.check(fields, weight.size(0));
   const Tensor offsets = bag_offsets_of(inputs);
   const int64_t* bags = offsets.const_data_ptr<int64_t>();
   Tensor found = allocate(weight, {inputs.total}, ScalarType::Float);
@@ -200,12 +239,8 @@ Tensor attention_weights(const Tensor& weight_, const Tensor& ids, const Tensor&
               }
             });
         if (bad.any()) {
-          const int64_t bag =
-              std::upper_bound(bags, bags + inputs.bags + 1, bad.position()) - bags - 1;
-          const int64_t table = bag % fields;
-          fail(kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
-               " in batch row ", bag / fields, ": expected 0 <= id < ",
-               ranges.ends[table] - ranges.begins[table]);
+          ranges.fail_for(ids_data[bad.position()], bag_of(bad.position(), bags, inputs.bags),
+                          fields);
         }
       });
     });
@@ -222,18 +257,16 @@ UnitGrads attention_weights_backward(const Tensor& grad_, Tensor values, const T
                                      const Tensor& bias, const Tensor& output,
                                      const Tensor& output_bias) {
   const BagLengths inputs(lengths, rows_.numel());
-  const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
+  const Tensor weight = checked_weight(weight_, inputs.lengths);
   const int64_t fields = inputs.tables, dim = weight.size(1), total = inputs.total;
   const Units units(lists, fields, dim, items, products, candidates, bias, output, output_bias);
-  DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long && grad_.dim() == 1 &&
-                 grad_.size(0) == total && grad_.scalar_type() == ScalarType::Float,
-             kName, ": expected rows [total] Long and grad [total] Float, got ", shape_of(rows_),
-             " ", dtype_of(rows_), " and ", shape_of(grad_), " ", dtype_of(grad_));
-  DLRM_CHECK(values.dim() == 2 && values.size(0) == total && values.size(1) == dim &&
-                 is_floating(values.scalar_type()) && values.is_contiguous() && values.is_cpu(),
-             kName, ": expected contiguous values [", total, ", ", dim, "], got ", shape_of(values),
-             " ", dtype_of(values));
-  const Tensor rows = as_contiguous(rows_), grad = as_contiguous(grad_);
+  DLRM_EXPECT(grad_, has_shape(grad_, {total}) && grad_.scalar_type() == ScalarType::Float, kName,
+              ": expected grad [total] Float");
+  DLRM_EXPECT(values,
+              has_shape(values, {total, dim}) && is_floating(values.scalar_type()) &&
+                  values.is_contiguous() && values.is_cpu(),
+              kName, ": expected contiguous values [", total, ", ", dim, "]");
+  const Tensor rows = inputs.checked_rows(rows_), grad = as_contiguous(grad_);
   const int64_t* rows_data = rows.const_data_ptr<int64_t>();
   const float* grad_data = grad.const_data_ptr<float>();
   const Tensor offsets = bag_offsets_of(inputs);

@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "isa.h"
-#include "scalar.h"
-#include "split_floats.h"
+#include "rows.h"
 #include "tasks.h"
 
 namespace dlrm {

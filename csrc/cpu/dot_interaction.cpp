@@ -15,14 +15,6 @@ namespace {
 
 constexpr int64_t kSamplesPerTask = 32;
 
-// Whether rows may be streamed: whole vectors at aligned addresses, and too much for the caches.
-template <typename scalar_t>
-bool streams(const InteractionSizes& sizes, const scalar_t* output) {
-  const int64_t row_bytes = sizes.dim * sizeof(scalar_t);
-  return sizes.batch * sizes.tables * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
-         reinterpret_cast<uintptr_t>(output) % 64 == 0;
-}
-
 }  // namespace
 
 Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings) {
@@ -56,15 +48,17 @@ std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Te
     const auto* embeddings_data = inputs.embeddings.const_data_ptr<scalar_t>();
     auto* grad_dense_data = grad_dense.mutable_data_ptr<scalar_t>();
     auto* grad_embeddings_data = grad_embeddings.mutable_data_ptr<scalar_t>();
-    const auto backward = streams(sizes, grad_embeddings_data) && streams(sizes, grad_dense_data)
-                              ? DLRM_KERNEL(backward_samples<scalar_t, true>)
-                              : DLRM_KERNEL(backward_samples<scalar_t, false>);
+    const int64_t rows = sizes.batch * sizes.tables;
+    const bool stream =
+        streams(grad_embeddings_data, rows, sizes.dim) && streams(grad_dense_data, rows, sizes.dim);
+    const auto backward = stream ? DLRM_KERNEL(backward_samples<scalar_t, true>)
+                                 : DLRM_KERNEL(backward_samples<scalar_t, false>);
     const int64_t scratch_floats = DLRM_KERNEL(backward_scratch_floats<scalar_t>)(sizes);
     torch::stable::parallel_for(0, sizes.batch, kSamplesPerTask, [&](int64_t begin, int64_t end) {
       const Scratch<float> scratch(scratch_floats);
-      const Scratch<scalar_t*> rows(sizes.vectors());
+      const Scratch<scalar_t*> places(sizes.vectors());
       backward(sizes, grad_data, dense_data, embeddings_data, grad_dense_data, grad_embeddings_data,
-               scratch.get(), rows.get(), begin, end);
+               scratch.get(), places.get(), begin, end);
     });
   });
   return {grad_dense, grad_embeddings};

@@ -2,9 +2,15 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "first_bad.h"
+#include <algorithm>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "bag_offsets.h"
 #include "isa.h"
 #include "network.h"
+#include "tasks.h"
 
 #define DLRM_KERNELS "joint_embedding_kernels.h"
 #include "for_each_isa.h"
@@ -13,6 +19,12 @@ namespace dlrm {
 namespace {
 
 constexpr int64_t kElementsPerTask = 32768;
+constexpr int64_t kLengthsPerTask = 131072;  // 0.1 ms, for which threads need not be woken
+
+int64_t bags_per_task(const BagLengths& bags, int64_t dim) {
+  const int64_t rows_per_bag = 1 + bags.total / std::max<int64_t>(1, bags.bags);
+  return std::max<int64_t>(1, kElementsPerTask / (dim * rows_per_bag));
+}
 
 }  // namespace
 
@@ -21,7 +33,7 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
   const int64_t batch = inputs.batch, tables = inputs.tables, dim = inputs.dim;
   const TableRanges ranges(inputs.table_offsets);
-  check_table_offsets("joint_embedding", ranges, tables, inputs.total_rows);
+  ranges.check(tables, inputs.total_rows);
   Tensor output = allocate(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
   FirstBad bad;
   dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {
@@ -30,11 +42,9 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
         const auto* weight_data = inputs.weight.const_data_ptr<weight_t>();
         const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
         auto* output_data = output.mutable_data_ptr<output_t>();
-        const int64_t row_bytes = dim * sizeof(output_t);
-        const bool stream = batch * tables * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
-                            reinterpret_cast<uintptr_t>(output_data) % 64 == 0;
-        const auto gather = stream ? DLRM_KERNEL(gather_rows<weight_t, output_t, id_t, true>)
-                                   : DLRM_KERNEL(gather_rows<weight_t, output_t, id_t, false>);
+        const auto gather = streams(output_data, batch * tables, dim)
+                                ? DLRM_KERNEL(gather_rows<weight_t, output_t, id_t, true>)
+                                : DLRM_KERNEL(gather_rows<weight_t, output_t, id_t, false>);
         torch::stable::parallel_for(0, batch * tables, std::max<int64_t>(1, kElementsPerTask / dim),
                                     [&](int64_t begin, int64_t end) {
                                       const int64_t position =
@@ -42,11 +52,100 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
                                                  output_data, begin, end);
                                       if (position >= 0) bad.report(position);
                                     });
+        if (bad.any()) ranges.fail_for(ids_data[bad.position()], bad.position(), tables);
+      });
+    });
+  });
+  return output;
+}
+
+// Sums the lengths of each task, then the tasks, then writes where each bag begins: two passes over
+// the lengths.
+Tensor bag_offsets_of(const BagLengths& bags) {
+  Tensor offsets = allocate(bags.lengths, {bags.bags + 1}, ScalarType::Long);
+  int64_t* offsets_data = offsets.mutable_data_ptr<int64_t>();
+  const int64_t tasks = (bags.bags + kLengthsPerTask - 1) / kLengthsPerTask;
+  std::vector<int64_t> first(tasks + 1);
+  FirstBad bad;
+  dispatch_id(bags.lengths.scalar_type(), [&]<typename length_t>() {
+    const auto* lengths = bags.lengths.const_data_ptr<length_t>();
+    const auto end_of = [&](int64_t task) {
+      return std::min(bags.bags, (task + 1) * kLengthsPerTask);
+    };
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        uint64_t sum = 0;  // of lengths that may be wrong
+        bool wrong = false;
+        for (int64_t bag = task * kLengthsPerTask; bag < end_of(task); ++bag) {
+          sum += lengths[bag];
+          wrong |= lengths[bag] < 0 || int64_t{lengths[bag]} > bags.total;
+        }
+        first[task + 1] = sum;
+        for (int64_t bag = task * kLengthsPerTask; wrong && bag < end_of(task); ++bag) {
+          if (lengths[bag] < 0 || int64_t{lengths[bag]} > bags.total) bad.report(bag);
+        }
+      }
+    });
+    DLRM_CHECK(!bad.any(), kLookUp, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
+               " of table ", bad.position() % std::max<int64_t>(1, bags.tables), " in batch row ",
+               bad.position() / std::max<int64_t>(1, bags.tables),
+               ": expected 0 <= length <= ", bags.total, ", the number of ids");
+    for (int64_t task = 0; task < tasks; ++task) first[task + 1] += first[task];
+    DLRM_CHECK(first[tasks] == bags.total, kLookUp, ": lengths add up to ", first[tasks],
+               ": expected the number of ids, ", bags.total);
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        int64_t sum = first[task];
+        for (int64_t bag = task * kLengthsPerTask; bag < end_of(task); ++bag) {
+          offsets_data[bag] = sum;
+          sum += lengths[bag];
+        }
+      }
+    });
+  });
+  offsets_data[bags.bags] = bags.total;
+  return offsets;
+}
+
+int64_t bag_of(int64_t position, const int64_t* bag_offsets, int64_t bags) {
+  return std::upper_bound(bag_offsets, bag_offsets + bags + 1, position) - bag_offsets - 1;
+}
+
+namespace {
+
+Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tensor& lengths,
+                           const Tensor& table_offsets_, std::optional<Tensor> sample_weights,
+                           bool mean, std::optional<ScalarType> dtype) {
+  const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
+  const Tensor weight = checked_weight(weight_, inputs.lengths);
+  const ScalarType output_dtype = checked_dtype(dtype, weight);
+  const int64_t tables = inputs.tables, dim = weight.size(1);
+  const TableRanges ranges(inputs.table_offsets);
+  ranges.check(tables, weight.size(0));
+  const Tensor offsets = bag_offsets_of(inputs);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor output = allocate(weight, {inputs.batch, tables, dim}, output_dtype);
+  FirstBad bad;
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(output_dtype, [&]<typename output_t>() {
+      dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
+        const auto* weight_data = weight.const_data_ptr<weight_t>();
+        const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
+        const float* sample_weights_data = inputs.factors();
+        auto* output_data = output.mutable_data_ptr<output_t>();
+        const auto pool = DLRM_KERNEL(pool_bags<weight_t, output_t, id_t>);
+        torch::stable::parallel_for(
+            0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
+              const std::unique_ptr<int64_t[]> rows(
+                  new int64_t[bag_offsets[end] - bag_offsets[begin]]);
+              const int64_t position =
+                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, ranges, tables, dim,
+                       mean, output_data, rows.get(), begin, end);
+              if (position >= 0) bad.report(position);
+            });
         if (bad.any()) {
-          const int64_t table = bad.position() % tables;
-          fail("joint_embedding: id ", int64_t{ids_data[bad.position()]}, " of table ", table,
-               " in batch row ", bad.position() / tables, ": expected 0 <= id < ",
-               ranges.ends[table] - ranges.begins[table]);
+          const int64_t bag = bag_of(bad.position(), bag_offsets, inputs.bags);
+          ranges.fail_for(ids_data[bad.position()], bag, tables);
         }
       });
     });
@@ -54,33 +153,72 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   return output;
 }
 
-namespace {
-
-// The rows of the weight that ids look up, [1, batch * tables].
-Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
-  const Tensor ids = as_contiguous(ids_);
-  const Tensor table_offsets = as_contiguous(table_offsets_);
-  DLRM_CHECK(
-      ids.dim() == 2 && is_id(ids.scalar_type()) && TableRanges::may_be(table_offsets, ids.size(1)),
-      "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
-      "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
-      dtype_of(table_offsets));
-  const int64_t batch = ids.size(0), tables = ids.size(1);
-  Tensor rows = allocate(ids, {1, batch * tables}, ScalarType::Long);
-  const int64_t* offsets = TableRanges(table_offsets).begins;
-  auto* row = rows.mutable_data_ptr<int64_t>();
-  dispatch_id(ids.scalar_type(), [&]<typename id_t>() {
-    const auto* id = ids.const_data_ptr<id_t>();
-    torch::stable::parallel_for(
-        0, batch, std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, tables)),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t sample = begin; sample < end; ++sample) {
-            const int64_t first = sample * tables;
-            for (int64_t t = 0; t < tables; ++t) row[first + t] = offsets[t] + id[first + t];
-          }
-        });
+std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, const Tensor& ids,
+                                                        const Tensor& lengths,
+                                                        const Tensor& table_offsets_,
+                                                        std::optional<Tensor> sample_weights,
+                                                        bool mean) {
+  const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
+  const Tensor grad = inputs.checked_grad(grad_);
+  const int64_t tables = inputs.tables, dim = grad.size(2);
+  const TableRanges ranges(inputs.table_offsets);
+  const Tensor offsets = bag_offsets_of(inputs);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor rows = allocate(inputs.ids, {inputs.total}, ScalarType::Long);
+  Tensor values = allocate(grad, {inputs.total, dim});
+  int64_t* rows_data = rows.mutable_data_ptr<int64_t>();
+  dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
+    const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
+    dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
+      const auto* grad_data = grad.const_data_ptr<scalar_t>();
+      const float* sample_weights_data = inputs.factors();
+      auto* values_data = values.mutable_data_ptr<scalar_t>();
+      const auto spread = streams(values_data, inputs.total, dim)
+                              ? DLRM_KERNEL(spread_bags<scalar_t, true>)
+                              : DLRM_KERNEL(spread_bags<scalar_t, false>);
+      torch::stable::parallel_for(
+          0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
+            for (int64_t bag = begin; bag < end; ++bag) {
+              const int64_t offset = ranges.begins[bag % tables];
+              for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
+                rows_data[i] = offset + ids_data[i];
+              }
+            }
+            spread(grad_data, sample_weights_data, bag_offsets, dim, mean, values_data, begin, end);
+          });
+    });
   });
-  return rows;
+  return {rows, values};
+}
+
+Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
+                                                   const Tensor& rows_, const Tensor& lengths,
+                                                   bool mean) {
+  const BagProducts bags(grad_, weight_, rows_, lengths);
+  const Tensor& weight = bags.weight;
+  const Tensor& grad = bags.grad;
+  const int64_t* rows_data = bags.rows.const_data_ptr<int64_t>();
+  const Tensor offsets = bag_offsets_of(bags);
+  const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
+  Tensor output = allocate(weight, {bags.total}, ScalarType::Float);
+  float* output_data = output.mutable_data_ptr<float>();
+  FirstBad bad;
+  dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
+    dispatch_floating(grad.scalar_type(), [&]<typename grad_t>() {
+      const auto* weight_data = weight.const_data_ptr<weight_t>();
+      const auto* grad_data = grad.const_data_ptr<grad_t>();
+      const auto dot = DLRM_KERNEL(dot_bags<weight_t, grad_t>);
+      torch::stable::parallel_for(
+          0, bags.bags, bags_per_task(bags, bags.dim), [&](int64_t begin, int64_t end) {
+            const int64_t position = dot(weight_data, grad_data, rows_data, bag_offsets,
+                                         weight.size(0), bags.dim, mean, output_data, begin, end);
+            if (position >= 0) bad.report(position);
+          });
+    });
+  });
+  DLRM_CHECK(!bad.any(), kLookUp, ": row ", bad.any() ? rows_data[bad.position()] : 0,
+             " at position ", bad.position(), ": expected 0 <= row < ", weight.size(0));
+  return output;
 }
 
 }  // namespace
@@ -88,5 +226,8 @@ Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("joint_embedding", TORCH_BOX(&dlrm::joint_embedding));
-  m.impl("joint_embedding_rows", TORCH_BOX(&dlrm::joint_embedding_rows));
+  m.impl("joint_embedding_bag", TORCH_BOX(&dlrm::joint_embedding_bag));
+  m.impl("joint_embedding_bag_backward", TORCH_BOX(&dlrm::joint_embedding_bag_backward));
+  m.impl("joint_embedding_bag_sample_weights_backward",
+         TORCH_BOX(&dlrm::joint_embedding_bag_sample_weights_backward));
 }

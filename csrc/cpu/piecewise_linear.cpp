@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "isa.h"
-#include "split_floats.h"
+#include "rows.h"
 
 namespace dlrm {
 namespace {
@@ -55,7 +55,7 @@ Tensor piecewise_linear(const Tensor& numerical_, const Tensor& edges, const Ten
                         const Tensor& bias_) {
   const Bins bins(edges);
   const Tensor numerical = bins.checked_numerical(numerical_);
-  check_piecewise_weights(bins, weight_, bias_);
+  bins.check_weights(weight_, bias_);
   const Tensor weight = as_contiguous(weight_);
   const Tensor bias = as_contiguous(bias_);
   const int64_t batch = numerical.size(0), dim = weight.size(2);
@@ -82,7 +82,7 @@ std::tuple<Tensor, Tensor> piecewise_linear_backward(const Tensor& grad_, const 
                                                      const Tensor& edges) {
   const Bins bins(edges);
   const Tensor numerical = bins.checked_numerical(numerical_);
-  const Tensor grad = checked_piecewise_grad(bins, numerical, grad_);
+  const Tensor grad = bins.checked_grad(numerical, grad_);
   const int64_t batch = numerical.size(0), dim = grad.size(2);
   Tensor grad_weight = allocate(grad, {bins.fields, bins.bins, dim});
   Tensor grad_bias = allocate(grad, {bins.fields, dim});

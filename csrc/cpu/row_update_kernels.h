@@ -5,7 +5,7 @@
 
 constexpr int64_t kUpdateAheadBytes = 2048;
 
-#include "row_vectors.h"
+#include "row_steps.h"
 
 // The sum of one row's gradients has room for whole vectors, with zeros behind its end: the first
 // elements of a vector, stored one by one, could not be read back at once.
@@ -33,59 +33,24 @@ DLRM_INLINE void add_l2(float l2, Weight row, float* sum, int64_t dim) {
   });
 }
 
-template <typename Weight>
-DLRM_INLINE void update_row(const SgdRule<Weight>& rule, int64_t row, const float* grad,
-                            int64_t dim) {
-  const Weight weight = rule.weight + row * dim;
-  const Vec lr = broadcast(rule.lr);
+template <typename Rule, typename Weight>
+DLRM_INLINE void update_row(const Rule& rule, const Rows<Weight>& rows, int64_t row,
+                            const float* grad, int64_t dim, float rate) {
+  const int64_t first = row * dim;
   for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    store(weight + i, load(weight + i, part) - lr * load(grad + i), part);
+    auto held = load_held<Rule>(rows, first + i, part);
+    step<true>(rule, held, load(grad + i), broadcast(rate), broadcast(rule.eps));
+    store_held(rows, first + i, part, held);
   });
 }
-
 template <typename Weight>
-DLRM_INLINE void update_row(const AdagradRule<Weight>& rule, int64_t row, const float* grad,
-                            int64_t dim) {
-  const Weight weight = rule.weight + row * dim;
-  float* state = rule.state_sum + row * dim;
-  const Vec lr = broadcast(rule.lr), eps = broadcast(rule.eps);
-  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    const Vec gradient = load(grad + i);
-    const Vec sum = load(state + i, part) + gradient * gradient;
-    store(state + i, sum, part);
-    store(weight + i, load(weight + i, part) - lr * gradient / (square_root(sum) + eps), part);
-  });
-}
-
-template <typename Weight>
-DLRM_INLINE void update_row(const RowWiseAdagradRule<Weight>& rule, int64_t row, const float* grad,
-                            int64_t dim) {
+DLRM_INLINE void update_row(const RowWiseAdagrad& rule, const Rows<Weight>& rows, int64_t row,
+                            const float* grad, int64_t dim, float rate) {
   Vec squares = zero();
   for (int64_t i = 0; i < dim; i += kLanes) squares += load(grad + i) * load(grad + i);
-  const float state = rule.state_sum[row] + sum_lanes(squares) / static_cast<float>(dim);
-  rule.state_sum[row] = state;
-  const float rate = rule.lr / (std::sqrt(state) + rule.eps);
-  update_row(SgdRule<Weight>{rule.weight, rate}, row, grad, dim);
-}
-
-template <typename Weight>
-DLRM_INLINE void update_row(const AdamRule<Weight>& rule, int64_t row, const float* grad,
-                            int64_t dim) {
-  const Weight weight = rule.weight + row * dim;
-  float* exp_avg = rule.exp_avg + row * dim;
-  float* exp_avg_sq = rule.exp_avg_sq + row * dim;
-  const Vec step_size = broadcast(rule.step_size), eps = broadcast(rule.eps);
-  const Vec new_of_average = broadcast(1 - rule.beta1), new_of_square = broadcast(1 - rule.beta2);
-  for_each_vector(dim, [&](int64_t i, auto part) DLRM_ALWAYS_INLINE {
-    const Vec gradient = load(grad + i);
-    Vec average = load(exp_avg + i, part), square = load(exp_avg_sq + i, part);
-    average += new_of_average * (gradient - average);
-    square += new_of_square * (gradient * gradient - square);
-    store(exp_avg + i, average, part);
-    store(exp_avg_sq + i, square, part);
-    const Vec change = step_size * average / (square_root(square) + eps);
-    store(weight + i, load(weight + i, part) - change, part);
-  });
+  const float state = rows.states[0][row] + sum_lanes(squares) / static_cast<float>(dim);
+  rows.states[0][row] = state;
+  update_row(Sgd(), rows, row, grad, dim, rate / (std::sqrt(state) + rule.eps));
 }
 
 DLRM_INLINE void prefetch_row(const float* data, int64_t row, int64_t columns) {
@@ -96,31 +61,12 @@ DLRM_INLINE void prefetch_row(SplitFloats data, int64_t row, int64_t columns) {
                  columns * sizeof(BFloat16));
   prefetch_bytes(reinterpret_cast<uintptr_t>(data.low + row * columns), columns * sizeof(int16_t));
 }
-template <typename Weight>
-DLRM_INLINE void prefetch_rule(const SgdRule<Weight>& rule, int64_t row, int64_t dim) {
-  prefetch_row(rule.weight, row, dim);
-}
-template <typename Weight>
-DLRM_INLINE void prefetch_rule(const AdagradRule<Weight>& rule, int64_t row, int64_t dim) {
-  prefetch_row(rule.weight, row, dim);
-  prefetch_row(rule.state_sum, row, dim);
-}
-template <typename Weight>
-DLRM_INLINE void prefetch_rule(const RowWiseAdagradRule<Weight>& rule, int64_t row, int64_t dim) {
-  prefetch_row(rule.weight, row, dim);
-  prefetch_row(rule.state_sum, row, 1);
-}
-template <typename Weight>
-DLRM_INLINE void prefetch_rule(const AdamRule<Weight>& rule, int64_t row, int64_t dim) {
-  prefetch_row(rule.weight, row, dim);
-  prefetch_row(rule.exp_avg, row, dim);
-  prefetch_row(rule.exp_avg_sq, row, dim);
-}
-
-// `sum` holds dim floats, and zeros up to whole vectors.
-template <typename grad_t, typename Rule>
-void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, int64_t dim,
-                 float inverse_scale, float l2, float* sum) {
+// `sum` holds dim floats, and zeros up to whole vectors. Rule and rows are copies, which stores
+// cannot change, so that their members stay in registers.
+template <typename grad_t, typename Rule, typename Weight>
+void update_rows(const Rule rule, const Rows<Weight> rows, const SortedRows& pairs,
+                 const grad_t* grad, int64_t dim, float rate, float inverse_scale, float l2,
+                 float* sum) {
   const int64_t ahead = std::clamp<int64_t>(kUpdateAheadBytes / (dim * sizeof(grad_t)), 2, 32);
   const int64_t end = pairs.size();
   int64_t next = 0;
@@ -131,13 +77,16 @@ void update_rows(const Rule& rule, const SortedRows& pairs, const grad_t* grad, 
       for (; next < std::min(i + ahead, end); ++next) {
         prefetch_bytes(reinterpret_cast<uintptr_t>(grad + pairs.position(next) * dim),
                        dim * sizeof(grad_t));
-        prefetch_rule(rule, pairs.row(next), dim);
+        prefetch_row(rows.weight, pairs.row(next), dim);
+        for (size_t state = 0; state < Rule::kStates.size(); ++state) {
+          prefetch_row(rows.states[state], pairs.row(next), Rule::kRowWise ? 1 : dim);
+        }
       }
       if (++i == end || pairs.row(i) != row) break;
       add_gradient(grad + pairs.position(i) * dim, sum, dim);
     }
     if (inverse_scale != 1) scale_gradient(inverse_scale, sum, dim);
-    if (l2 != 0) add_l2(l2, rule.weight + row * dim, sum, dim);
-    update_row(rule, row, sum, dim);
+    if (l2 != 0) add_l2(l2, rows.weight + row * dim, sum, dim);
+    update_row(rule, rows, row, sum, dim, rate);
   }
 }

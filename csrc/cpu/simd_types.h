@@ -47,4 +47,12 @@ class Scratch {
 // either way, and the lines need not be read before they are written.
 constexpr int64_t kStreamBytes = 32 << 20;
 
+// Whether rows may be streamed: whole vectors at aligned addresses, and too much for the caches.
+template <typename scalar_t>
+bool streams(const scalar_t* output, int64_t rows, int64_t dim) {
+  const int64_t row_bytes = dim * sizeof(scalar_t);
+  return rows * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
+         reinterpret_cast<uintptr_t>(output) % 64 == 0;
+}
+
 }  // namespace dlrm

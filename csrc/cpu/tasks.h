@@ -1,4 +1,4 @@
-// Tasks of unequal length, which threads take in turn.
+// What tasks report, and tasks of unequal length, which threads take in turn.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -8,6 +8,21 @@
 #include <cstdint>
 
 namespace dlrm {
+
+// The smallest position of a bad input that any task reports: the same with any number of threads.
+class FirstBad {
+ public:
+  void report(int64_t position) {
+    int64_t seen = first_.load();
+    while (position < seen && !first_.compare_exchange_weak(seen, position)) {
+    }
+  }
+  bool any() const { return first_ != INT64_MAX; }
+  int64_t position() const { return first_; }
+
+ private:
+  std::atomic<int64_t> first_{INT64_MAX};
+};
 
 // Calls work(take) in as many threads as there are, where take() returns the next task of `count`,
 // or -1 after the last.

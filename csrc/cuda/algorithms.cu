@@ -1,4 +1,4 @@
-#include "algorithms.h"
+#include "runtime.h"
 
 #ifdef DLRM_EMULATE_CUDA
 #include <algorithm>
@@ -68,16 +68,15 @@ SortedPairs sort_pairs(const Launcher& launch, const Tensor& keys, const Tensor&
                      torch::stable::new_empty(values, {keys.numel()})};
   const auto count = static_cast<int>(keys.numel());
   if (count == 0) return sorted;
-  const auto* from = values.const_data_ptr<int32_t>();
-  auto* to = sorted.values.mutable_data_ptr<int32_t>();
+  const auto sort_by = [&]<typename key_t>() {
+    sort(launch, static_cast<const key_t*>(keys.const_data_ptr()),
+         static_cast<key_t*>(sorted.keys.mutable_data_ptr()), values.const_data_ptr<int32_t>(),
+         sorted.values.mutable_data_ptr<int32_t>(), count, bits, keys);
+  };
   if (keys.scalar_type() == ScalarType::Int) {
-    sort(launch, reinterpret_cast<const uint32_t*>(keys.const_data_ptr<int32_t>()),
-         reinterpret_cast<uint32_t*>(sorted.keys.mutable_data_ptr<int32_t>()), from, to, count,
-         bits, keys);
+    sort_by.template operator()<uint32_t>();
   } else {
-    sort(launch, reinterpret_cast<const uint64_t*>(keys.const_data_ptr<int64_t>()),
-         reinterpret_cast<uint64_t*>(sorted.keys.mutable_data_ptr<int64_t>()), from, to, count,
-         bits, keys);
+    sort_by.template operator()<uint64_t>();
   }
   return sorted;
 }

@@ -6,7 +6,6 @@
 #include "../dot_interaction.h"
 #include "interaction_tiles.h"
 #include "runtime.h"
-#include "switches.h"
 #include "vectors.h"
 
 namespace dlrm {
@@ -14,8 +13,7 @@ namespace {
 
 constexpr int kInteractionWarps = 4;     // of a block
 constexpr int kMostVectorsOfAWarp = 48;  // of a sample owned by a warp; a block owns larger ones
-constexpr int kLargeThreads = 16;        // in each dimension
-constexpr int kLargeTile = 32;
+constexpr int kLargeThreads = 128;
 
 template <typename scalar_t>
 struct Interaction {
@@ -314,109 +312,47 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
                   });
 }
 
-// A block multiplies two large matrices tile by tile. A thread owns 2 x 2 elements of the product;
-// left(row, k) and right(k, column) return the factors.
-template <typename Left, typename Right>
-__device__ void multiply_large(int64_t length, const Left& left, const Right& right,
-                               float (&sums)[2][2]) {
-  constexpr int kStride = kLargeTile + 1;
-  auto* lefts = reinterpret_cast<float*>(shared_memory());
-  auto* rights = lefts + kLargeTile * kStride;
-  const int x = threadIdx.x, y = threadIdx.y;
-  for (int64_t begin = 0; begin < length; begin += kLargeTile) {
-    for (int row = y; row < kLargeTile; row += kLargeThreads) {
-      for (int column = x; column < kLargeTile; column += kLargeThreads) {
-        lefts[row * kStride + column] = begin + column < length ? left(row, begin + column) : 0;
-        rights[row * kStride + column] = begin + row < length ? right(begin + row, column) : 0;
-      }
-    }
-    __syncthreads();
-    for (int k = 0; k < kLargeTile; ++k) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          sums[i][j] += lefts[(y + i * kLargeThreads) * kStride + k] *
-                        rights[k * kStride + x + j * kLargeThreads];
-        }
-      }
-    }
-    __syncthreads();
-  }
-}
-
-// For samples that do not fit into shared memory. A block owns a tile of the dots of one sample and
-// reads the vectors of the tile's rows and columns once each.
+// For samples that do not fit into shared memory. A block owns a row of the dots of one sample, and
+// a thread every kLargeThreads-th of them. The block of row 0, which has no dots, writes the dense
+// vector and the zeros.
 template <typename scalar_t>
-__global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
-    forward_large(Interaction<scalar_t> in, scalar_t* output, int64_t tiles) {
-  const int64_t sample = blockIdx.x / tiles;
-  const int64_t vectors = in.vectors();
-  int64_t tile_row = 0, tile_column = blockIdx.x % tiles;
-  while (tile_column > tile_row) tile_column -= ++tile_row;
+__global__ void __launch_bounds__(kLargeThreads)
+    forward_large(Interaction<scalar_t> in, scalar_t* output) {
+  const int64_t sample = blockIdx.x / in.vectors(), i = blockIdx.x % in.vectors();
+  const scalar_t* own = in.vector(sample, i);
   scalar_t* row = output + sample * in.width;
-  if (tile_row == 0) {
-    const int thread = threadIdx.y * kLargeThreads + threadIdx.x;
-    const scalar_t* dense = in.vector(sample, 0);
-    for (int64_t i = thread; i < in.width; i += kLargeThreads * kLargeThreads) {
-      if (i < in.dim) {
-        row[i] = dense[i];
-      } else if (i >= in.dim + first_dot_of(vectors)) {
-        row[i] = static_cast<scalar_t>(0.0f);
-      }
+  for (int64_t j = threadIdx.x; j < i; j += kLargeThreads) {
+    const scalar_t* other = in.vector(sample, j);
+    float sum = 0;
+    for (int64_t k = 0; k < in.dim; ++k) {
+      sum += static_cast<float>(own[k]) * static_cast<float>(other[k]);
     }
+    row[in.dim + first_dot_of(i) + j] = static_cast<scalar_t>(sum);
   }
-  const auto element = [&](int64_t vector, int64_t k) {
-    return vector < vectors ? static_cast<float>(in.vector(sample, vector)[k]) : 0.0f;
-  };
-  float sums[2][2] = {};
-  multiply_large(
-      in.dim, [&](int i, int64_t k) { return element(tile_row * kLargeTile + i, k); },
-      [&](int64_t k, int j) { return element(tile_column * kLargeTile + j, k); }, sums);
-  for (int a = 0; a < 2; ++a) {
-    for (int b = 0; b < 2; ++b) {
-      const int64_t i = tile_row * kLargeTile + threadIdx.y + a * kLargeThreads;
-      const int64_t j = tile_column * kLargeTile + threadIdx.x + b * kLargeThreads;
-      if (j < i && i < vectors) {
-        row[in.dim + first_dot_of(i) + j] = static_cast<scalar_t>(sums[a][b]);
-      }
-    }
+  const int64_t end = in.dim + first_dot_of(in.vectors());
+  for (int64_t k = threadIdx.x; i == 0 && k < in.width; k += kLargeThreads) {
+    if (k < in.dim) row[k] = own[k];
+    if (k >= end) row[k] = static_cast<scalar_t>(0.0f);
   }
 }
 
-// For samples that do not fit into shared memory. A block owns a tile of the vectors' gradients of
-// one sample; it reads the gradients of its rows' dots, and its columns of all vectors, once.
+// For samples that do not fit into shared memory. A block owns the gradient of a vector of one
+// sample, and a thread every kLargeThreads-th column of it: it reads the gradients of the vector's
+// dots, and the column of all other vectors.
 template <typename scalar_t>
-__global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
-    backward_large(Interaction<scalar_t> in, const scalar_t* grad, Gradients<scalar_t> gradients,
-                   int64_t row_tiles, int64_t column_tiles) {
-  const int64_t vectors = in.vectors();
-  const int64_t tile_column = blockIdx.x % column_tiles;
-  const int64_t tile_row = blockIdx.x / column_tiles % row_tiles;
-  const int64_t sample = blockIdx.x / column_tiles / row_tiles;
+__global__ void __launch_bounds__(kLargeThreads)
+    backward_large(Interaction<scalar_t> in, const scalar_t* grad, Gradients<scalar_t> gradients) {
+  const int64_t sample = blockIdx.x / in.vectors(), i = blockIdx.x % in.vectors();
   const scalar_t* row = grad + sample * in.width;
-  float sums[2][2] = {};
-  multiply_large(
-      vectors,
-      [&](int r, int64_t k) {
-        const int64_t vector = tile_row * kLargeTile + r;
-        if (vector >= vectors || vector == k) return 0.0f;
-        const int64_t i = max(vector, k), j = min(vector, k);
-        return static_cast<float>(row[in.dim + first_dot_of(i) + j]);
-      },
-      [&](int64_t k, int c) {
-        const int64_t column = tile_column * kLargeTile + c;
-        return column < in.dim ? static_cast<float>(in.vector(sample, k)[column]) : 0.0f;
-      },
-      sums);
-  for (int a = 0; a < 2; ++a) {
-    for (int b = 0; b < 2; ++b) {
-      const int64_t i = tile_row * kLargeTile + threadIdx.y + a * kLargeThreads;
-      const int64_t column = tile_column * kLargeTile + threadIdx.x + b * kLargeThreads;
-      if (i >= vectors || column >= in.dim) continue;
-      if (i == 0) sums[a][b] += static_cast<float>(row[column]);
-      gradients.vector(in, sample, i)[column] = static_cast<scalar_t>(sums[a][b]);
+  for (int64_t column = threadIdx.x; column < in.dim; column += kLargeThreads) {
+    float sum = 0;
+    for (int64_t j = 0; j < in.vectors(); ++j) {
+      if (j == i) continue;
+      const scalar_t dot = row[in.dim + first_dot_of(max(i, j)) + min(i, j)];
+      sum += static_cast<float>(dot) * static_cast<float>(in.vector(sample, j)[column]);
     }
+    if (i == 0) sum += static_cast<float>(row[column]);
+    gradients.vector(in, sample, i)[column] = static_cast<scalar_t>(sum);
   }
 }
 
@@ -494,9 +430,8 @@ Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings) {
                    output_data, places);
           });
       if (fits) return;
-      const int64_t rows = ceil_div(sizes.vectors(), kLargeTile), tiles = rows * (rows + 1) / 2;
-      launch(forward_large<scalar_t>, sizes.batch * tiles, dim3(kLargeThreads, kLargeThreads),
-             2 * kLargeTile * (kLargeTile + 1) * sizeof(float), in, output_data, tiles);
+      launch(forward_large<scalar_t>, sizes.batch * sizes.vectors(), kLargeThreads, 0, in,
+             output_data);
     });
   });
   return output;
@@ -527,11 +462,8 @@ std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Te
                    is_aligned(grad_data), gradients, places);
           });
       if (fits) return;
-      const int64_t rows = ceil_div(sizes.vectors(), kLargeTile);
-      const int64_t columns = ceil_div(sizes.dim, kLargeTile);
-      launch(backward_large<scalar_t>, sizes.batch * rows * columns,
-             dim3(kLargeThreads, kLargeThreads), 2 * kLargeTile * (kLargeTile + 1) * sizeof(float),
-             in, grad_data, gradients, rows, columns);
+      launch(backward_large<scalar_t>, sizes.batch * sizes.vectors(), kLargeThreads, 0, in,
+             grad_data, gradients);
     });
   });
   return {grad_dense, grad_embeddings};

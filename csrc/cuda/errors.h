@@ -12,14 +12,7 @@
 namespace dlrm {
 
 // In the order of _OPS and _MESSAGES in dlrm/ops/device_errors.py.
-enum ReportingOp : int64_t {
-  kJointEmbedding,
-  kJointEmbeddingBag,
-  kRowSgd,
-  kRowAdagrad,
-  kRowWiseAdagrad,
-  kRowAdam
-};
+enum ReportingOp : int64_t { kJointEmbedding, kRowUpdate };
 enum Problem : int64_t {
   kBadId,       // value, table, batch row; limit: rows of the table
   kBadLength,   // value, table, batch row; limit: the number of ids

@@ -92,19 +92,12 @@ std::tuple<Tensor, Tensor> relu_bias_backward(const Tensor& grad, const Tensor& 
     const auto* grad_data = inputs.grad.const_data_ptr<scalar_t>();
     const auto* output_data = inputs.output.const_data_ptr<scalar_t>();
     auto* input_data = grad_input.mutable_data_ptr<scalar_t>();
-    const auto mask = [&]<int kVector>() {
+    dispatch_vector<scalar_t>(width, {grad_data, output_data, input_data}, [&]<int kVector>() {
       const int64_t strips = ceil_div(width, kReluColumns * kVector);
       launch(mask_rows<scalar_t, kVector>, num_sums * strips, dim3(kReluColumns, kReluRows),
              kReluColumns * kReluRows * kVector * sizeof(float), grad_data, output_data, batch,
              width, strips, input_data, sums_data);
-    };
-    constexpr int kVector = kElementsOf16Bytes<scalar_t>;
-    if (width % kVector == 0 && is_aligned(grad_data) && is_aligned(output_data) &&
-        is_aligned(input_data)) {
-      mask.template operator()<kVector>();
-    } else {
-      mask.template operator()<1>();
-    }
+    });
   });
   launch(add_sums, ceil_div(width, 128), 128, 0, sums_data, num_sums, width,
          grad_bias.mutable_data_ptr<float>());

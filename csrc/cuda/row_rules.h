@@ -1,6 +1,7 @@
 // Updates of the elements of a row, given the sum of its gradients.
 #pragma once
 
+#include "../row_update.h"
 #include "vectors.h"
 
 namespace dlrm {
@@ -69,110 +70,62 @@ struct SplitFloats {
   bool aligned() const { return is_aligned(high, 8) && is_aligned(low, 8); }
 };
 
-// Each rule: `Held` is what the elements of a row hold before the update, `rate` the learning rate,
-// and `i` where the elements of `grad` are in the weight.
-
-template <typename Weight>
-struct SgdRule {
-  static constexpr bool kRowWise = false;
+// Rows of a weight (Floats or SplitFloats) with their states, and the rule that updates them.
+template <typename Rule, typename Weight>
+struct Rows {
+  static constexpr bool kRowWise = Rule::kRowWise;
+  static constexpr int kStates = kRowWise ? 0 : static_cast<int>(Rule::kStates.size());
+  Rule rule;
   Weight weight;
+  Floats states[kMostStates];
 
-  bool aligned() const { return weight.aligned(); }
+  bool aligned() const {
+    bool all = weight.aligned();
+    for (int s = 0; s < kStates; ++s) all = all && states[s].aligned();
+    return all;
+  }
 
+  // What elements of a row hold before an update; `i` is where they are in the weight.
   template <int kVector>
   struct Held {
-    float values[kVector];
+    float values[kVector], states[kStates + 1][kVector];
   };
   template <int kVector>
   __device__ void load(int64_t i, Held<kVector>& held) const {
     weight.template load<kVector>(i, held.values);
-  }
-  template <int kVector>
-  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) held.values[k] -= rate * grad[k];
-    weight.template store<kVector>(i, held.values);
-  }
-};
-
-template <typename Weight>
-struct AdagradRule {
-  static constexpr bool kRowWise = false;
-  Weight weight;
-  Floats state_sum;
-  float eps;
-
-  bool aligned() const { return weight.aligned() && state_sum.aligned(); }
-
-  template <int kVector>
-  struct Held {
-    float values[kVector], sums[kVector];
-  };
-  template <int kVector>
-  __device__ void load(int64_t i, Held<kVector>& held) const {
-    weight.template load<kVector>(i, held.values);
-    state_sum.load<kVector>(i, held.sums);
+    for (int s = 0; s < kStates; ++s) states[s].template load<kVector>(i, held.states[s]);
   }
   template <int kVector>
   __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      held.sums[k] += grad[k] * grad[k];
-      held.values[k] -= rate * grad[k] / (sqrtf(held.sums[k]) + eps);
+      step(rule, held.values[k], held.states[0][k], held.states[kStates > 1][k], grad[k], rate);
     }
-    state_sum.store<kVector>(i, held.sums);
-    weight.template store<kVector>(i, held.values);
-  }
-};
-
-template <typename Weight>
-struct RowWiseAdagradRule : SgdRule<Weight> {
-  static constexpr bool kRowWise = true;
-  float* state_sum;
-  float eps;
-
-  // Returns the row's rate, given its state before the update. One thread of those that ask for the
-  // same row `writes` its state, after all have read it.
-  template <typename Barrier>
-  __device__ float row_rate(int64_t row, float before, float mean_square, float rate, bool writes,
-                            const Barrier& barrier) const {
-    const float sum = before + mean_square;
-    barrier();
-    if (writes) state_sum[row] = sum;
-    return rate / (sqrtf(sum) + eps);
-  }
-};
-
-template <typename Weight>
-struct AdamRule {
-  static constexpr bool kRowWise = false;
-  Weight weight;
-  Floats exp_avg, exp_avg_sq;
-  float beta1, beta2, eps;
-
-  bool aligned() const { return weight.aligned() && exp_avg.aligned() && exp_avg_sq.aligned(); }
-
-  template <int kVector>
-  struct Held {
-    float values[kVector], averages[kVector], squares[kVector];
-  };
-  template <int kVector>
-  __device__ void load(int64_t i, Held<kVector>& held) const {
-    weight.template load<kVector>(i, held.values);
-    exp_avg.load<kVector>(i, held.averages);
-    exp_avg_sq.load<kVector>(i, held.squares);
-  }
-  template <int kVector>
-  __device__ void update(int64_t i, Held<kVector>& held, const float* grad, float rate) const {
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      held.averages[k] += (1 - beta1) * (grad[k] - held.averages[k]);
-      held.squares[k] += (1 - beta2) * (grad[k] * grad[k] - held.squares[k]);
-      held.values[k] -= rate * held.averages[k] / (sqrtf(held.squares[k]) + eps);
-    }
-    exp_avg.store<kVector>(i, held.averages);
-    exp_avg_sq.store<kVector>(i, held.squares);
+    for (int s = 0; s < kStates; ++s) states[s].template store<kVector>(i, held.states[s]);
     weight.template store<kVector>(i, held.values);
+  }
+
+ private:
+  // One step of an element. That of row-wise Adagrad is SGD's, by the row's rate.
+  static __device__ void step(const Sgd&, float& value, float&, float&, float grad, float rate) {
+    value -= rate * grad;
+  }
+  static __device__ void step(const RowWiseAdagrad&, float& value, float&, float&, float grad,
+                              float rate) {
+    value -= rate * grad;
+  }
+  static __device__ void step(const Adagrad& rule, float& value, float& sum, float&, float grad,
+                              float rate) {
+    sum += grad * grad;
+    value -= rate * grad / (sqrtf(sum) + rule.eps);
+  }
+  static __device__ void step(const Adam& rule, float& value, float& average, float& square,
+                              float grad, float rate) {
+    average += rule.new_of_average * (grad - average);
+    square += rule.new_of_square * (grad * grad - square);
+    value -= rate * average / (sqrtf(square) + rule.eps);
   }
 };
 
@@ -186,17 +139,17 @@ struct StepNumbers {
 // The threads of a group, blockDim.x of one warp, update one row. gradient(column, values) gives
 // kVector elements of its scaled gradient. What the row holds is loaded before its gradients are,
 // so that none of these loads waits for another.
-template <int kVector, typename Rule, typename Gradient>
-__device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rate, int width,
+template <int kVector, typename Rows, typename Gradient>
+__device__ void update_row(const Rows& rows, int64_t row, int64_t dim, float rate, int width,
                            int thread, const Gradient& gradient) {
   const int64_t stride = int64_t{width} * kVector;
   const int64_t first = int64_t{thread} * kVector;
   float values[kVector];
-  typename Rule::template Held<kVector> held;
-  if (first < dim) rule.load(row * dim + first, held);
+  typename Rows::template Held<kVector> held;
+  if (first < dim) rows.load(row * dim + first, held);
   bool known = false;
-  if constexpr (Rule::kRowWise) {
-    const float before = rule.state_sum[row];
+  if constexpr (Rows::kRowWise) {
+    const float before = rows.states[0].data[row];
     const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;
     const unsigned group =
         width == kWarp ? kWholeWarp : ((1u << width) - 1) << (lane / width * width);
@@ -210,13 +163,15 @@ __device__ void update_row(const Rule& rule, int64_t row, int64_t dim, float rat
       squares += __shfl_xor_sync(group, squares, bit);
     }
     known = dim <= stride;
-    rate = rule.row_rate(row, before, squares / static_cast<float>(dim), rate, thread == 0,
-                         [&] { __syncwarp(group); });
+    const float sum = before + squares / static_cast<float>(dim);
+    __syncwarp(group);  // all have read the state
+    if (thread == 0) rows.states[0].data[row] = sum;
+    rate /= sqrtf(sum) + rows.rule.eps;
   }
   for (int64_t column = first; column < dim; column += stride) {
-    if (column > first) rule.load(row * dim + column, held);
+    if (column > first) rows.load(row * dim + column, held);
     if (!known) gradient(column, values);
-    rule.update(row * dim + column, held, values, rate);
+    rows.update(row * dim + column, held, values, rate);
   }
 }
 

@@ -3,11 +3,9 @@
 #include <algorithm>
 
 #include "../row_update.h"
-#include "algorithms.h"
 #include "errors.h"
 #include "row_rules.h"
 #include "small_tables.h"
-#include "switches.h"
 
 namespace dlrm {
 namespace {
@@ -25,31 +23,18 @@ struct DeviceScalar {
   ScalarType dtype = ScalarType::Float;
 
   DeviceScalar() = default;
-  DeviceScalar(const char* name, const char* what, const Tensor& tensor, const Tensor& weight)
-      : dtype(tensor.scalar_type()) {
-    DLRM_CHECK(tensor.numel() == 1 && tensor.device() == weight.device(), name, ": expected ", what,
-               " to be one value on the weight's device, got ", shape_of(tensor));
-    switch (dtype) {
-      case ScalarType::Float:
-        data = tensor.const_data_ptr<float>();
-        break;
-      case ScalarType::Double:
-        data = tensor.const_data_ptr<double>();
-        break;
-      case ScalarType::Long:
-        data = tensor.const_data_ptr<int64_t>();
-        break;
-      case ScalarType::Bool:
-        data = tensor.const_data_ptr<bool>();
-        break;
-      default:
-        fail(name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
-             dtype_of(tensor));
-    }
-  }
   DeviceScalar(const char* name, const char* what, const std::optional<Tensor>& tensor,
-               const Tensor& weight)
-      : DeviceScalar(tensor ? DeviceScalar(name, what, *tensor, weight) : DeviceScalar()) {}
+               const Tensor& weight) {
+    if (!tensor) return;
+    DLRM_CHECK(tensor->numel() == 1 && tensor->device() == weight.device(), name, ": expected ",
+               what, " to be one value on the weight's device, got ", shape_of(*tensor));
+    data = tensor->const_data_ptr();
+    dtype = tensor->scalar_type();
+    DLRM_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double ||
+                   dtype == ScalarType::Long || dtype == ScalarType::Bool,
+               name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
+               dtype_of(*tensor));
+  }
 
   __device__ double value(double otherwise) const {
     if (data == nullptr) return otherwise;
@@ -141,9 +126,9 @@ struct Partials {
 // A group of threads owns a chunk of pairs; each thread of it owns every blockDim.x-th vector of
 // the rows. The group reads each gradient once. Rows whose pairs all lie within the chunk are read
 // and written once; for other rows it writes partial sums, which finish_runs completes.
-template <typename grad_t, typename Rule, int kVector>
+template <typename grad_t, typename Rows, int kVector>
 __global__ void __launch_bounds__(kUpdateThreads)
-    update_chunks(Rule rule, Sorted sorted, const grad_t* grad, int64_t dim,
+    update_chunks(Rows own, Sorted sorted, const grad_t* grad, int64_t dim,
                   const StepNumbers* numbers, Partials partials) {
   const StepNumbers step = *numbers;
   if (step.skip) return;
@@ -183,7 +168,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
         elements.store(partial + column);
       }
     } else {
-      update_row<kVector>(rule, row, dim, step.rate, blockDim.x, threadIdx.x,
+      update_row<kVector>(own, row, dim, step.rate, blockDim.x, threadIdx.x,
                           [&](int64_t column, float* values) {
                             sum(column, values);
 #pragma unroll
@@ -196,9 +181,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
 // A block owns the runs that begin in kStarts chunks and continue in later ones. One warp sums a
 // run of up to kShortRun chunks; longer runs are divided among all warps. Partial sums are read
 // once, rows are read and written once, and all sums are in the order of the pairs.
-template <typename Rule, int kVector>
+template <typename Rows, int kVector>
 __global__ void __launch_bounds__(kFinishWarps* kWarp)
-    finish_runs(Rule rule, Sorted sorted, const StepNumbers* numbers, Partials partials) {
+    finish_runs(Rows own, Sorted sorted, const StepNumbers* numbers, Partials partials) {
   const StepNumbers step = *numbers;
   if (step.skip) return;
   const int64_t dim = partials.dim;
@@ -207,7 +192,7 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   auto* is_long = reinterpret_cast<int*>(sums + kFinishWarps * kWarp * kVector);  // [kStarts]
   const int64_t first = int64_t{blockIdx.x} * kStarts;
   const auto update = [&](int64_t row, const auto& total) {
-    update_row<kVector>(rule, row, dim, step.rate, kWarp, lane, [&](int64_t column, float* values) {
+    update_row<kVector>(own, row, dim, step.rate, kWarp, lane, [&](int64_t column, float* values) {
       total(column, values);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) values[k] *= step.inverse_scale;
@@ -317,10 +302,10 @@ struct Update {
   Errors errors;
   Tensor numbers;
 
-  Update(const RowUpdateInputs& inputs_, ReportingOp op)
+  explicit Update(const RowUpdateInputs& inputs_)
       : inputs(inputs_),
         launch(inputs.name, inputs.rows),
-        errors(launch, op),
+        errors(launch, kRowUpdate),
         numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
 
   // For plain SGD on float32, which does not need the complete sum of a row.
@@ -329,47 +314,48 @@ struct Update {
   }
 
   // Applies the rule to the sums of rows; results are bitwise reproducible.
-  template <typename Rule>
-  void in_order(const Rule& rule, const Scalars& scalars) {
+  template <typename Rows>
+  void in_order(const Rows& own, const Scalars& scalars) {
     DLRM_CHECK(inputs.count <= kMostPairs, inputs.name, ": ", inputs.count,
                " gradients are more than ", kMostPairs, ": split the batch");
-    dispatch(rule, [&]<typename grad_t, int kVector>() {
+    dispatch(own, [&]<typename grad_t, int kVector>() {
       const Tables tables = tables_of(kVector);
       const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(inputs.total_rows)));
       const int64_t count = other_pairs(tables);
       Tensor keys = empty(count, bits <= 32 ? ScalarType::Int : ScalarType::Long);
       Tensor positions = empty(count, ScalarType::Int);
       Tensor places = empty(inputs.count - count, ScalarType::Byte);
+      auto* positions_data = positions.mutable_data_ptr<int32_t>();
       if (bits <= 32) {
-        prepare(scalars, tables, reinterpret_cast<uint32_t*>(keys.mutable_data_ptr<int32_t>()),
-                positions.mutable_data_ptr<int32_t>(), places);
+        auto* data = static_cast<uint32_t*>(keys.mutable_data_ptr());
+        prepare(scalars, tables, data, positions_data, places);
       } else {
-        prepare(scalars, tables, reinterpret_cast<uint64_t*>(keys.mutable_data_ptr<int64_t>()),
-                positions.mutable_data_ptr<int32_t>(), places);
+        auto* data = static_cast<uint64_t*>(keys.mutable_data_ptr());
+        prepare(scalars, tables, data, positions_data, places);
       }
-      update_small<grad_t, kVector>(rule, tables, places);
+      update_small<grad_t, kVector>(own, tables, places);
       if (count == 0) return;
       const SortedPairs pairs = sort_pairs(launch, keys, positions, bits);
       update_sorted<grad_t, kVector>(
-          rule, {Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), count});
+          own, {Integers(pairs.keys), pairs.values.const_data_ptr<int32_t>(), count});
     });
   }
 
   // Subtracts the gradients: those of small tables in order, others atomically, in any order.
-  void by_atomics(Floats weight, const Scalars& scalars) {
-    const SgdRule<Floats> rule{weight};
-    dispatch(rule, [&]<typename grad_t, int kVector>() {
+  template <typename Rows>
+  void by_atomics(const Rows& own, const Scalars& scalars) {
+    dispatch(own, [&]<typename grad_t, int kVector>() {
       const Tables tables = tables_of(kVector);
       const int64_t count = other_pairs(tables);
       Tensor positions = empty(tables.count > 0 ? count : 0, ScalarType::Int);
       Tensor places = empty(inputs.count - count, ScalarType::Byte);
       int32_t* data = tables.count > 0 ? positions.mutable_data_ptr<int32_t>() : nullptr;
       prepare<uint32_t>(scalars, tables, nullptr, data, places);
-      update_small<grad_t, kVector>(rule, tables, places);
+      update_small<grad_t, kVector>(own, tables, places);
       if (launch.device().capability >= kVectorAtomics) {
-        add<grad_t, kVector>(weight, data, count);
+        add<grad_t, kVector>(own.weight, data, count);
       } else {
-        add<grad_t, 1>(weight, data, count);
+        add<grad_t, 1>(own.weight, data, count);
       }
     });
   }
@@ -377,9 +363,7 @@ struct Update {
  private:
   static constexpr int64_t kMostPairs = std::numeric_limits<int32_t>::max();
 
-  StepNumbers* step() {
-    return reinterpret_cast<StepNumbers*>(numbers.mutable_data_ptr<uint8_t>());
-  }
+  StepNumbers* step() { return static_cast<StepNumbers*>(numbers.mutable_data_ptr()); }
 
   template <typename grad_t, int kVector>
   void add(Floats weight, const int32_t* positions, int64_t count) {
@@ -390,10 +374,10 @@ struct Update {
   }
 
   // Calls f with the type of the gradients and the number of elements read at once.
-  template <typename Rule, typename Function>
-  void dispatch(const Rule& rule, const Function& f) const {
+  template <typename Rows, typename Function>
+  void dispatch(const Rows& own, const Function& f) const {
     dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
-      if (inputs.dim % 4 == 0 && rule.aligned() &&
+      if (inputs.dim % 4 == 0 && own.aligned() &&
           is_aligned(inputs.grad.const_data_ptr<grad_t>(), 4 * sizeof(grad_t))) {
         f.template operator()<grad_t, 4>();
       } else {
@@ -437,27 +421,27 @@ struct Update {
     launch(prepare_step, 1, 1, 0, scalars, errors, step());
   }
 
-  template <typename grad_t, int kVector, typename Rule>
-  void update_small(const Rule& rule, const Tables& tables, const Tensor& places) {
+  template <typename grad_t, int kVector, typename Rows>
+  void update_small(const Rows& own, const Tables& tables, const Tensor& places) {
     if (tables.small == 0 || inputs.count == 0) return;
     const Slices slices(batch(tables), inputs.dim, kVector);
     Tensor touched = empty(int64_t{tables.small} * slices.count, ScalarType::Long);
     Tensor sums =
         empty(int64_t{tables.small_rows()} * slices.count * inputs.dim, ScalarType::Float);
-    auto* touched_data = reinterpret_cast<uint64_t*>(touched.mutable_data_ptr<int64_t>());
+    auto* touched_data = static_cast<uint64_t*>(touched.mutable_data_ptr());
     float* sums_data = sums.mutable_data_ptr<float>();
     const int64_t marks = slices.threads.y * sizeof(uint64_t);
     launch(sum_slices<grad_t, kVector>, touched.numel(), slices.threads,
            marks + tables.most_rows * slices.sum_bytes, tables, slices,
            places.const_data_ptr<uint8_t>(), inputs.grad.const_data_ptr<grad_t>(), batch(tables),
            inputs.dim, step(), sums_data, touched_data);
-    launch(update_small_rows<Rule, kVector>, int64_t{tables.small} * tables.most_rows,
-           slices.threads, marks + slices.sum_bytes, rule, tables, slices, sums_data, touched_data,
+    launch(update_small_rows<Rows, kVector>, int64_t{tables.small} * tables.most_rows,
+           slices.threads, marks + slices.sum_bytes, own, tables, slices, sums_data, touched_data,
            inputs.dim, step());
   }
 
-  template <typename grad_t, int kVector, typename Rule>
-  void update_sorted(const Rule& rule, const Sorted& sorted) {
+  template <typename grad_t, int kVector, typename Rows>
+  void update_sorted(const Rows& own, const Sorted& sorted) {
     const int64_t dim = inputs.dim;
     Groups groups(dim / kVector, kUpdateThreads);
     if (groups.threads.x < kFewestThreads) {
@@ -467,117 +451,56 @@ struct Update {
     Tensor sums = empty(2 * chunks * dim, ScalarType::Float);
     const Partials partials{sums.mutable_data_ptr<float>(), dim};
     const int64_t pairs = int64_t{groups.threads.y} * kChunk;
-    launch(update_chunks<grad_t, Rule, kVector>, ceil_div(chunks, groups.threads.y), groups.threads,
-           (pairs + 2) * sizeof(int64_t) + pairs * sizeof(int32_t), rule, sorted,
+    launch(update_chunks<grad_t, Rows, kVector>, ceil_div(chunks, groups.threads.y), groups.threads,
+           (pairs + 2) * sizeof(int64_t) + pairs * sizeof(int32_t), own, sorted,
            inputs.grad.const_data_ptr<grad_t>(), dim, step(), partials);
-    launch(finish_runs<Rule, kVector>, ceil_div(chunks, kStarts), dim3(kWarp, kFinishWarps),
-           kFinishWarps * kWarp * kVector * sizeof(float) + kStarts * sizeof(int), rule, sorted,
+    launch(finish_runs<Rows, kVector>, ceil_div(chunks, kStarts), dim3(kWarp, kFinishWarps),
+           kFinishWarps * kWarp * kVector * sizeof(float) + kStarts * sizeof(int), own, sorted,
            step(), partials);
   }
 };
 
-// Calls f with the weight in the form that its rule takes.
-template <typename Function>
-void dispatch_rows(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
-  if (low) {
-    f(SplitFloats{reinterpret_cast<uint16_t*>(weight.mutable_data_ptr<BFloat16>()),
-                  low->mutable_data_ptr<int16_t>()});
-  } else {
-    f(Floats{weight.mutable_data_ptr<float>()});
-  }
-}
-
-Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
-                   const std::optional<Tensor>& grad_scale,
-                   const std::optional<Tensor>& found_inf) {
-  Scalars scalars;
-  scalars.lr = DeviceScalar(name, "lr", lr, weight);
-  scalars.grad_scale = DeviceScalar(name, "grad_scale", grad_scale, weight);
-  scalars.found_inf = DeviceScalar(name, "found_inf", found_inf, weight);
-  return scalars;
-}
-
-// The L2 term needs the number of steps that each row has missed, which the host counts.
-void check_no_l2(const char* name, double l2) {
+void row_update(int64_t number, Tensor weight, std::vector<Tensor> states, const Tensor& rows,
+                const Tensor& grad, const Tensor& lr, std::optional<Tensor> step,
+                std::vector<double> constants, double l2, std::optional<Tensor> low,
+                TableSizes table_sizes, std::optional<Tensor> grad_scale,
+                std::optional<Tensor> found_inf) {
+  const RowUpdateInputs inputs(weight, low, rows, grad, table_sizes);
+  const char* name = inputs.name;
+  // It needs the number of steps that each row has missed, which the host counts.
   DLRM_CHECK(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
-}
-
-void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr, double l2,
-             std::optional<Tensor> low, TableSizes table_sizes, std::optional<Tensor> grad_scale,
-             std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_sgd_", weight, low, rows, grad, table_sizes);
-  check_no_l2(inputs.name, l2);
-  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
-  Update update(inputs, kRowSgd);
-  if (!low && !is_on(kDeterministic) && !update.is_faster_in_order()) {
-    return update.by_atomics({weight.mutable_data_ptr<float>()}, scalars);
-  }
-  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
-    update.in_order(SgdRule<Weight>{data}, scalars);
-  });
-}
-
-void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                 const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
-                 TableSizes table_sizes, std::optional<Tensor> grad_scale,
-                 std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
-  check_no_l2(inputs.name, l2);
-  inputs.check_state("state_sum", state_sum, inputs.dim);
-  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
-  const Floats sums{state_sum.mutable_data_ptr<float>()};
-  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
-    Update(inputs, kRowAdagrad)
-        .in_order(AdagradRule<Weight>{data, sums, static_cast<float>(eps)}, scalars);
-  });
-}
-
-void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tensor& grad,
-                      const Tensor& lr, double eps, double l2, std::optional<Tensor> low,
-                      TableSizes table_sizes, std::optional<Tensor> grad_scale,
-                      std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
-  check_no_l2(inputs.name, l2);
-  inputs.check_state("state_sum", state_sum, 0);
-  const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
-  float* sums = state_sum.mutable_data_ptr<float>();
-  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
-    Update(inputs, kRowWiseAdagrad)
-        .in_order(RowWiseAdagradRule<Weight>{{data}, sums, static_cast<float>(eps)}, scalars);
-  });
-}
-
-void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& rows,
-              const Tensor& grad, const Tensor& lr, const Tensor& step, double beta1, double beta2,
-              double eps, double l2, std::optional<Tensor> low, TableSizes table_sizes,
-              std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
-  const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
-  check_no_l2(inputs.name, l2);
-  inputs.check_state("exp_avg", exp_avg, inputs.dim);
-  inputs.check_state("exp_avg_sq", exp_avg_sq, inputs.dim);
-  Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
-  scalars.step = DeviceScalar(inputs.name, "step", step, weight);
-  scalars.beta1 = beta1;
-  scalars.beta2 = beta2;
-  const Floats averages{exp_avg.mutable_data_ptr<float>()};
-  const Floats squares{exp_avg_sq.mutable_data_ptr<float>()};
-  dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
-    const AdamRule<Weight> rule{data,
-                                averages,
-                                squares,
-                                static_cast<float>(beta1),
-                                static_cast<float>(beta2),
-                                static_cast<float>(eps)};
-    Update(inputs, kRowAdam).in_order(rule, scalars);
+  Scalars scalars{{name, "lr", lr, weight},
+                  {name, "grad_scale", grad_scale, weight},
+                  {name, "found_inf", found_inf, weight}};
+  const std::vector<double> exact = constants;
+  for (double& constant : constants) constant = static_cast<float>(constant);
+  dispatch_rule(name, number, constants, [&]<typename Rule>(const Rule& rule) {
+    inputs.check_states(rule, states);
+    if constexpr (Rule::kCountsSteps) {
+      DLRM_CHECK(step, name, ": expected step, the number of this update");
+      scalars.step = DeviceScalar(name, "step", step, weight);
+      scalars.beta1 = exact[0];
+      scalars.beta2 = exact[1];
+    }
+    Floats data[kMostStates] = {};
+    for (size_t i = 0; i < states.size(); ++i) data[i] = {states[i].mutable_data_ptr<float>()};
+    Update update(inputs);
+    if (low) {
+      const SplitFloats halves{static_cast<uint16_t*>(weight.mutable_data_ptr()),
+                               low->mutable_data_ptr<int16_t>()};
+      return update.in_order(Rows<Rule, SplitFloats>{rule, halves, {data[0], data[1]}}, scalars);
+    }
+    const Rows<Rule, Floats> own{rule, {weight.mutable_data_ptr<float>()}, {data[0], data[1]}};
+    if constexpr (std::is_same_v<Rule, Sgd>) {
+      if (!is_on(kDeterministic) && !update.is_faster_in_order()) {
+        return update.by_atomics(own, scalars);
+      }
+    }
+    update.in_order(own, scalars);
   });
 }
 
 }  // namespace
 }  // namespace dlrm
 
-DLRM_CUDA_IMPL(m) {
-  m.impl("row_sgd_", TORCH_BOX(&dlrm::row_sgd));
-  m.impl("row_adagrad_", TORCH_BOX(&dlrm::row_adagrad));
-  m.impl("row_wise_adagrad_", TORCH_BOX(&dlrm::row_wise_adagrad));
-  m.impl("row_adam_", TORCH_BOX(&dlrm::row_adam));
-}
+DLRM_CUDA_IMPL(m) { m.impl("row_update_", TORCH_BOX(&dlrm::row_update)); }

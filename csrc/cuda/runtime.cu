@@ -4,7 +4,6 @@
 
 #include "errors.h"
 #include "runtime.h"
-#include "switches.h"
 
 namespace dlrm {
 

@@ -3,6 +3,7 @@
 // With DLRM_EMULATE_CUDA the same kernels are compiled by a C++ compiler and run on CPU tensors.
 #pragma once
 
+#include <atomic>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -20,6 +21,11 @@
 #endif
 
 namespace dlrm {
+
+// The process's switches; see cuda_switches in dlrm/ops/library.py.
+enum Switch : int64_t { kAllowTf32 = 1, kDeterministic = 2 };
+inline std::atomic<int64_t> switches{0};
+inline bool is_on(Switch which) { return (switches.load(std::memory_order_relaxed) & which) != 0; }
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kWarp = 32;
@@ -108,5 +114,18 @@ class Launcher {
   cudaStream_t stream_;
 #endif
 };
+
+// Sorting and prefix sums, which are CUB's.
+struct SortedPairs {
+  Tensor keys;
+  Tensor values;
+};
+
+// Sorts pairs of an Int or Long key, taken as unsigned and below 2^bits, and an Int value by their
+// keys; pairs of one key stay in their order.
+SortedPairs sort_pairs(const Launcher& launch, const Tensor& keys, const Tensor& values, int bits);
+
+// The sums of all Long values up to and with each one.
+Tensor inclusive_sums(const Launcher& launch, const Tensor& values);
 
 }  // namespace dlrm

@@ -194,9 +194,9 @@ __global__ void __launch_bounds__(kSliceThreads, kSliceBlocks)
 
 // A block owns a row of a small table. It reads the slices' sums once, a group of threads a part of
 // them, and its first group updates the row once, where it occurs in the batch.
-template <typename Rule, int kVector>
+template <typename Rows, int kVector>
 __global__ void __launch_bounds__(kSliceThreads, kSliceBlocks)
-    update_small_rows(Rule rule, Tables tables, Slices slices, const float* partials,
+    update_small_rows(Rows own, Tables tables, Slices slices, const float* partials,
                       const uint64_t* touched, int64_t dim, const StepNumbers* numbers) {
   const StepNumbers step = *numbers;
   if (step.skip) return;
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kSliceThreads, kSliceBlocks)
   if (group > 0) return;
   for (int other = 1; other < groups; ++other) mark |= marks[other];
   if ((mark >> row & 1) == 0) return;
-  update_row<kVector>(rule, tables.begins[tables.numbers[place]] + row, dim, step.rate, width,
+  update_row<kVector>(own, tables.begins[tables.numbers[place]] + row, dim, step.rate, width,
                       threadIdx.x, [&](int64_t column, float* values) {
                         const int vector = static_cast<int>(column) / (width * kVector);
 #pragma unroll

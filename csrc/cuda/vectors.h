@@ -77,27 +77,24 @@ inline bool is_aligned(const void* pointer, int64_t bytes = 16) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
+// Calls f<kVector>() with the elements of 16 bytes if rows of `size` elements at these places are
+// aligned to them, else with 1.
+template <typename scalar_t, typename Function>
+void dispatch_vector(int64_t size, std::initializer_list<const void*> places, const Function& f) {
+  constexpr int kVector = kElementsOf16Bytes<scalar_t>;
+  bool aligned = size % kVector == 0;
+  for (const void* place : places) aligned = aligned && is_aligned(place);
+  aligned ? f.template operator()<kVector>() : f.template operator()<1>();
+}
+
 // Integers of 1, 2, 4 or 8 bytes. The width is checked at every load, so that kernels need not be
 // compiled four times.
 struct Integers {
   const void* data;
   int bytes;
 
-  explicit Integers(const Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-      case ScalarType::Char:
-        data = tensor.const_data_ptr<int8_t>(), bytes = 1;
-        break;
-      case ScalarType::Short:
-        data = tensor.const_data_ptr<int16_t>(), bytes = 2;
-        break;
-      case ScalarType::Int:
-        data = tensor.const_data_ptr<int32_t>(), bytes = 4;
-        break;
-      default:
-        data = tensor.const_data_ptr<int64_t>(), bytes = 8;
-    }
-  }
+  explicit Integers(const Tensor& tensor)
+      : data(tensor.const_data_ptr()), bytes(static_cast<int>(tensor.element_size())) {}
 
   __device__ int64_t operator[](int64_t i) const {
     switch (bytes) {

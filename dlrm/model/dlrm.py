@@ -143,7 +143,7 @@ class DLRM(nn.Module):
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
                 this process, `World.part(batch)`.
             categorical: ids `[batch, own fields]`, any integer dtype; with `lengths`, `[total]`,
-                bag after bag as `ops.joint_embedding_bag` takes them.
+                bag after bag as `ops.joint_embedding` takes them.
             lengths: number of ids of each sample and field, `[batch, own fields]`; None is one id
                 each.
             samples_by_rank: number of samples of each process in the batch; None is `World.part`.

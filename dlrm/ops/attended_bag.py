@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.ops.joint_embedding import table_ranges
-from dlrm.ops.joint_embedding_bag import bags_of_ids, check_bags
+from dlrm.ops.joint_embedding import bags_of_ids, check_ids, table_ranges
 from dlrm.ops.library import is_native_on_cpu, native_available
 
 
@@ -41,8 +40,8 @@ class ActivationUnits(NamedTuple):
 def attended_bag(
     weight: Tensor,
     ids: Tensor,
-    lengths: Tensor,
     table_offsets: Tensor,
+    lengths: Tensor,
     lists: Sequence[tuple[int, int]],
     units: ActivationUnits,
     *,
@@ -51,29 +50,29 @@ def attended_bag(
 ) -> Tensor:
     """Returns `[batch, fields, dim]`: the sum of the rows of each bag, weighted where attended.
 
-    It is `joint_embedding_bag` except that the rows of attended lists are also multiplied by the
+    It is `joint_embedding` with lengths, but the rows of attended lists are also multiplied by the
     weights of their items. The candidate is the sum of the rows of its bag, usually one. The
-    gradient of `weight` has the form of `joint_embedding_bag`'s.
+    gradient of `weight` has the form of `joint_embedding`'s.
 
     Args:
-        weight, ids, lengths, table_offsets, sample_weights, dtype: see `joint_embedding_bag`.
+        weight, ids, table_offsets, lengths, sample_weights, dtype: see `joint_embedding`.
         lists: for each attended list its field, and that of the candidate.
         units: an activation unit for each of `lists`.
 
     Raises:
-        RuntimeError: see `joint_embedding_bag`.
+        RuntimeError: see `joint_embedding`.
     """
     tensors = weight, ids, lengths, table_offsets
     given = (*tensors, *units, *(() if sample_weights is None else (sample_weights,)))
     if is_native_on_cpu(*given):
         pairs = [field for pair in lists for field in pair]
         return _AttendedBag.apply(*tensors, sample_weights, pairs, dtype, *units)
-    check_bags("attended_bag", ids, lengths, table_offsets)
+    check_ids(ids, table_offsets, lengths)
     return attended_bag_reference(
         weight,
         ids,
-        lengths,
         table_offsets,
+        lengths,
         lists,
         units,
         sample_weights=sample_weights,
@@ -84,8 +83,8 @@ def attended_bag(
 def attended_bag_reference(
     weight: Tensor,
     ids: Tensor,
-    lengths: Tensor,
     table_offsets: Tensor,
+    lengths: Tensor,
     lists: Sequence[tuple[int, int]],
     units: ActivationUnits,
     *,

@@ -6,14 +6,9 @@ The kernels' side is in csrc/cuda/errors.h.
 import torch
 
 from dlrm.ops.library import native_available
-from dlrm.ops.row_rules import ROW_RULES
 
 # Both in the order of the enums of csrc/cuda/errors.h.
-_OPS = (
-    "joint_embedding",
-    "joint_embedding_bag",
-    *(rule.operator for rule in ROW_RULES.values()),
-)
+_OPS = ("joint_embedding", "row_update_")
 _MESSAGES = (
     "{op}: id {value} of table {table} in batch row {batch_row}: expected 0 <= id < {limit}",
     "{op}: length {value} of table {table} in batch row {batch_row}: "

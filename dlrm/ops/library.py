@@ -132,7 +132,7 @@ def follow_torch_settings() -> None:
 
 
 def cuda_switches() -> int:
-    """Returns torch's settings in the encoding of csrc/cuda/switches.h."""
+    """Returns torch's settings in the encoding of csrc/cuda/runtime.h."""
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return tf32 + 2 * torch.are_deterministic_algorithms_enabled()
 

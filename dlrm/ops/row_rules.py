@@ -1,9 +1,8 @@
 """The rules by which optimizers update the rows of tables, in one table: `ROW_RULES`.
 
-A rule states what it keeps for each row, its constants, and one step in plain torch. The rest
-follows: arguments, references, docstrings and fake kernels of the operators, such as `row_sgd_` and
-`row_sgd_decay_` (`row_update.py`), an optimizer's state and the numbers of its steps
-(`dlrm/train/optim/row_optimizers.py`), and the bytes that planners count.
+A rule states what it keeps for each row, its constants, and one step in plain torch. The operators
+`row_update_` and `row_decay_` (`row_update.py`), an optimizer's state, the numbers of its steps
+(`dlrm/train/optim/row_optimizers.py`) and the bytes that planners count follow from it.
 """
 
 import math
@@ -19,15 +18,13 @@ class State(NamedTuple):
     """A float32 tensor that a rule keeps beside a weight.
 
     Attributes:
-        argument: its name among the operators' arguments.
+        argument: its name in messages of the operators.
         key: its name in the state of an optimizer, ours or torch's.
-        meaning: its content, in words.
         of_row: it has one value for each row, `[R]`; otherwise it has the weight's shape.
     """
 
     argument: str
     key: str
-    meaning: str
     of_row: bool = False
 
     def shape(self, rows: int, dim: int) -> tuple[int, ...]:
@@ -39,49 +36,30 @@ class RowRule:
     """A rule of updates, for rows that a batch touched and for the L2 term of missed steps.
 
     Attributes:
-        name: its name; see `operator`.
-        summary: first sentence of the update's docstring.
+        name: its name.
         updated: one step, `updated(values, *states, grad=, rate=, **constants)`; returns the new
             values and states. `grad` is the sum of each row's gradients.
         states: the values that it keeps for each weight or row.
-        constants: the operators' constants, with their defaults.
+        constants: its constants, with their defaults.
         counts_steps: the update takes `step`, the number of this update.
         rate: `rate(lr, step, **constants)`, the rate of `updated` for a `step`; None is lr.
-        decay_summary: first sentence of the decay's docstring; empty for a rule without a decay.
-        steps: meaning, shape and dtype of the numbers of a missed step, which the decay takes.
-        per_step: arguments of `updated` that these numbers are.
+        per_step: arguments of `updated` that the numbers of a missed step are, `[steps, columns]`.
         steps_dtype: dtype of these numbers.
         decayed: a missed step, `decayed(values, numbers, numbers of the step before)`, if it is
-            not `updated` with l2 times the values as `grad`. The decay then takes no `l2`.
+            not `updated` with l2 times the values as `grad`.
+        number: its place among the rules of csrc/row_update.h; without one it runs in plain torch.
     """
 
     name: str
-    summary: str
     updated: Callable[..., tuple[Tensor, ...]]
     states: tuple[State, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
     counts_steps: bool = False
     rate: Callable[..., Tensor] | None = None
-    decay_summary: str = ""
-    steps: str = ""
     per_step: tuple[str, ...] = ("rate",)
     steps_dtype: torch.dtype = torch.float32
     decayed: Callable[..., tuple[Tensor, ...]] | None = None
-
-    @property
-    def operator(self) -> str:
-        """Returns the name of the update; that of the decay ends in "decay_"."""
-        return f"{self.name}_" if self.name.startswith("row_") else f"row_{self.name}_"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Returns the names of the update's arguments after the states."""
-        return ("rows", "grad", "lr", *(["step"] if self.counts_steps else []))
-
-    @property
-    def decay_constants(self) -> dict[str, float]:
-        """Returns the constants that the decay takes: those that are the same at every step."""
-        return {name: v for name, v in self.constants.items() if name not in self.per_step}
+    number: int | None = None
 
     def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
         """Returns the state of a weight `[rows, dim]` before the first step."""
@@ -139,50 +117,32 @@ def _adam_rate(lr: Tensor, step: Tensor, *, beta1: float, beta2: float, eps: flo
     return lr * (1 - beta2**step).sqrt() / (1 - beta1**step)
 
 
-SGD = RowRule(
-    "sgd",
-    "Subtracts `lr * grad` from the rows, in place.",
-    _sgd,
-    decay_summary="Multiplies rows by `1 - lr * l2` for each step that they have missed, in place.",
-    steps="the sum of log(1 - lr * l2) over the steps up to each, `[steps, 1]` float64",
-    steps_dtype=torch.float64,
-    decayed=_sgd_decayed,
-)
-ADAGRAD = RowRule(
+# Numbers of a missed step: for SGD the sum of log(1 - lr * l2) over the steps up to it; for others
+# the learning rate, which for Adam is lr * c / (1 - beta1**t), followed by eps * c, where c is
+# sqrt(1 - beta2**t) at step t.
+SGD = RowRule("sgd", _sgd, steps_dtype=torch.float64, decayed=_sgd_decayed, number=0)
+ADAGRAD = RowRule(  # Duchi et al., 2011; as `torch.optim.Adagrad` when sparse
     "adagrad",
-    "Applies Adagrad (Duchi et al., 2011) to the rows, as `torch.optim.Adagrad` does when sparse.",
     _adagrad,
-    decay_summary="Applies Adagrad's updates of the steps that rows have missed; see "
-    "`row_adagrad_`.",
-    steps="the learning rate of each step, `[steps, 1]` float32",
-    states=(State("state_sum", "sum", "running sum of squared gradients"),),
+    states=(State("state_sum", "sum"),),
     constants={"eps": 1e-10},
+    number=1,
 )
-ROW_WISE_ADAGRAD = RowRule(
+ROW_WISE_ADAGRAD = RowRule(  # with the sum of mean squared gradients: 1/dim of the memory
     "row_wise_adagrad",
-    "Applies Adagrad with one state per row, 1/dim of the memory of `row_adagrad_`.",
     _row_wise_adagrad,
-    decay_summary="Does the same as `row_adagrad_decay_`, with one state per row; see "
-    "`row_wise_adagrad_`.",
-    steps=ADAGRAD.steps,
-    states=(State("state_sum", "sum", "sum of mean squared gradients", of_row=True),),
+    states=(State("state_sum", "sum", of_row=True),),
     constants={"eps": 1e-10},
+    number=2,
 )
-ADAM = RowRule(
+ADAM = RowRule(  # Kingma and Ba, 2015; as `torch.optim.SparseAdam`, with the global step
     "adam",
-    "Applies Adam (Kingma and Ba, 2015) to the touched rows only, as `torch.optim.SparseAdam`.\n\n"
-    "The moments of other rows do not decay; the bias correction uses the global step.",
     _adam,
-    decay_summary="Applies Adam's updates of missed steps; moments decay as in `torch.optim.Adam`.",
-    steps="of each step t, `[steps, 2]` float32, `lr * c / (1 - beta1**t)` and `eps * c`, where\n"
-    "        c is `sqrt(1 - beta2**t)`",
-    states=(
-        State("exp_avg", "exp_avg", "first moment"),
-        State("exp_avg_sq", "exp_avg_sq", "second moment"),
-    ),
+    states=(State("exp_avg", "exp_avg"), State("exp_avg_sq", "exp_avg_sq")),
     constants={"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
     counts_steps=True,
     rate=_adam_rate,
     per_step=("rate", "eps"),
+    number=3,
 )
 ROW_RULES = {rule.name: rule for rule in (SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM)}

@@ -1,29 +1,19 @@
 """Row updates and row decays: an optimizer's steps for rows of tables, in one pass.
 
-Every update takes the gradient as `joint_embedding` returns it: N rows, repeats included, and a
-gradient for each. Repeated rows are first summed in batch order, so that the result is bitwise the
-same from run to run and for any number of threads. On a GPU, plain torch is an exception, and so is
-`row_sgd_` for a float32 weight of fewer than `ORDERED_COLUMNS` columns, small tables excepted: they
-add in arbitrary order unless `torch.use_deterministic_algorithms` is on. `grad` is divided by
-`grad_scale` if that is given, and nothing changes if `found_inf` is not 0.
-
 If the loss has the term l2 / 2 * (sum of the squares of a weight), a dense optimizer updates every
-row at every step. The decays apply the updates that rows have missed because no batch looked them
-up, whose gradient is l2 times the row. Both lead to the same values. The optimizer counts steps
-from the moment when all rows were up to date. Adagrad and Adam give the same bits in however many
-parts the steps are applied; SGD and row-wise Adagrad round their factors once per part.
+row at every step. `row_decay_` applies the updates that rows have missed because no batch looked
+them up, whose gradient is l2 times the row. Both lead to the same values. The optimizer counts
+steps from the moment when all rows were up to date. Adagrad and Adam give the same bits in however
+many parts the steps are applied; SGD and row-wise Adagrad round their factors once per part.
 
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
 these values are updated in float32, bit for bit like a float32 weight, and split again.
 
-The functions are made of the rules of `row_rules.py`. The schemas are in csrc/schemas.h, the
-kernels in csrc/{cpu,cuda}/row_update* and csrc/cpu/row_decay* and, for small tables, in
-csrc/cuda/small_tables.h. Decays have no kernel for GPUs, where plain torch runs.
+The rules are in `row_rules.py` and csrc/row_update.h, the schemas in csrc/schemas.h, the kernels in
+csrc/{cpu,cuda}/row_update*, csrc/cpu/row_decay* and, for small tables, csrc/cuda/small_tables.h.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,123 +24,246 @@ from dlrm.ops.library import (
     is_native_on_cpu,
     native_available,
 )
-from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_RULES, ROW_WISE_ADAGRAD, SGD, RowRule
+from dlrm.ops.row_rules import RowRule
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
 
-Tensors = Sequence[Tensor]
 
-
-def update_rows(
+def row_update_(
     rule: RowRule,
     weight: Tensor,
-    states: Tensors,
-    inputs: Tensors,
+    states: Sequence[Tensor],
+    rows: Tensor,
+    grad: Tensor,
+    lr: Tensor,
     *,
+    step: Tensor | None = None,
     l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
-    **options: Any,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    **constants: float,
 ) -> None:
-    """Applies a rule's update; `inputs` are those of `RowRule.inputs`.
+    """Applies one step of a rule to the rows that a batch touched, in place.
 
-    It runs the native op if the tensors' device has one, otherwise the checks and the reference.
+    It takes the gradient as `joint_embedding` returns it. Repeated rows are first summed in batch
+    order, so that the result is bitwise the same from run to run and for any number of threads. On
+    a GPU, plain torch is an exception, and so is SGD for a float32 weight of fewer than
+    `ORDERED_COLUMNS` columns, small tables excepted: they add in arbitrary order unless
+    `torch.use_deterministic_algorithms` is on.
+
+    Args:
+        rule: one of `ROW_RULES`.
+        weight: `[R, dim]`, float32, or bfloat16 with `low`; contiguous.
+        states: those of the rule, each `[R, dim]` or `[R]` float32, contiguous; changed.
+        rows: the row of each gradient, `[N]` int64, in any order, repeats allowed.
+        grad: `[N, dim]`, float32, bfloat16 or float16.
+        lr: 0-dim tensor.
+        step: 0-dim tensor, the number of this update, 1 for the first, if the rule counts steps.
+            The caller counts, and does not count a step skipped because of `found_inf`.
+        l2: l2 times the row is added to its gradient after the division by `grad_scale`: the
+            gradient of a loss term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
+            plain torch runs if it is not 0.
+        low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
+        table_sizes: rows of each table; the tables follow each other in the weight and add up to
+            R. It states that `rows` is `[batch, tables]` flattened, so that gradient i belongs to
+            table `i % tables`. A GPU then needs no sort and no atomic operations for small tables.
+            On the CPU it changes nothing.
+        grad_scale: 0-dim tensor that the gradient was multiplied by, if it was.
+        found_inf: 0-dim tensor; not 0 if any gradient of the step is infinite or NaN. Nothing
+            changes then.
+        constants: those of the rule that differ from its defaults.
+
+    Raises:
+        RuntimeError: a row is outside the weight (the message names its value and position; on a
+            GPU `raise_device_errors` raises it), or shapes, sizes or dtypes do not fit together.
+            Nothing has changed then. A row inside the weight but outside its own table is detected
+            on a GPU, for up to 256 tables, and not on the CPU.
+        TypeError: a constant that the rule does not have.
     """
-    name = rule.operator
     if not rule.states:  # only then a GPU may add gradients in arbitrary order
         follow_torch_settings()
-    options = {**rule.constants, **options}
-    if _updates_natively(rule, weight, states, inputs, low, l2) and name in _OPS:
-        _OPS[name](weight, *states, *inputs, l2=l2, low=low, table_sizes=table_sizes, **options)
+    used = _constants(rule, constants)
+    if _updates_natively(rule, weight, states, rows, grad, lr, low, l2):
+        torch.ops.dlrm.row_update_.default(
+            rule.number,
+            weight,
+            states,
+            rows,
+            grad,
+            lr,
+            step,
+            [*used.values()],
+            l2,
+            low,
+            table_sizes,
+            grad_scale,
+            found_inf,
+        )
         _mark_changed(weight)
-    else:
-        _check(rule, weight, states, low, inputs[0])
-        _update_in_torch(rule, weight, states, inputs, l2=l2, low=low, **options)
+        return
+    _check(rule, weight, states, low, rows)
+    row_update_reference(
+        rule,
+        weight,
+        states,
+        rows,
+        grad,
+        lr,
+        step=step,
+        l2=l2,
+        low=low,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+        **used,
+    )
 
 
-def decay_rows(
+def row_decay_(
     rule: RowRule,
     weight: Tensor,
-    states: Tensors,
-    inputs: Sequence[Any],
+    states: Sequence[Tensor],
+    done: Tensor,
+    steps: Tensor,
+    rows: Tensor | None = None,
     *,
+    l2: float = 0.0,
     low: Tensor | None = None,
     **constants: float,
 ) -> None:
-    """Applies a rule's decay; `inputs` are done, steps and, unless all rows decay, rows."""
-    name = f"{rule.operator}decay_"
-    done, _, *rows = inputs
-    tensors = dict(zip((state.argument for state in rule.states), states, strict=True))
-    given = {"weight": weight, **tensors, "done": done, "rows": rows[0] if rows else None}
-    constants = {**rule.decay_constants, **constants}
-    if has_native(name, **given, low=low) and not weight.is_cuda and name in _OPS:
-        _OPS[name](weight, *states, *inputs, low=low, **constants)
+    """Applies to rows a rule's updates of the steps that they have missed, in place.
+
+    The gradient of a missed step is l2 times the row. Moments decay as in `torch.optim.Adam`. There
+    is no kernel for GPUs, where plain torch runs.
+
+    Args:
+        rule, weight, states, low: see `row_update_`.
+        done: number of steps that each row has had, `[R]` int32; set to that of all steps.
+        steps: the numbers of each step, `[steps, columns]` on the CPU; see `dlrm.ops.row_rules`.
+        rows: the rows, `[N]` int64, repeats allowed; None is all rows. Rows outside the weight are
+            ignored; the look-up reports them.
+        l2: weight of the term. SGD has it in `steps`.
+        constants: those of the rule that differ from its defaults.
+
+    Raises:
+        RuntimeError: shapes, sizes or dtypes do not fit together; nothing has changed then.
+        TypeError: a constant that the rule does not have.
+    """
+    used = _constants(rule, constants)
+    tensors = {"weight": weight, **_named(rule, states), "done": done, "rows": rows, "low": low}
+    if has_native("row_decay_", **tensors) and not weight.is_cuda and rule.number is not None:
+        torch.ops.dlrm.row_decay_.default(
+            rule.number, weight, states, done, steps, rows, [*used.values()], l2, low
+        )
         _mark_changed(weight)
-    else:
-        _decay_in_torch(rule, weight, states, inputs, low=low, **constants)
+        return
+    row_decay_reference(rule, weight, states, done, steps, rows, l2=l2, low=low, **used)
 
 
-def _updates_natively(
+def row_update_reference(
     rule: RowRule,
     weight: Tensor,
-    states: Tensors,
-    inputs: Tensors,
-    low: Tensor | None,
-    l2: float,
-) -> bool:
-    """Returns whether the native op has kernels for the tensors' device and the options."""
-    if low is None and is_native_on_cpu(weight, *inputs, *states):
-        return True
-    named = dict(zip(rule.inputs, inputs, strict=True))
-    for state, tensor in zip(rule.states, states, strict=True):
-        named[state.argument] = tensor
-    native = has_native(rule.operator, weight=weight, **named, low=low)
-    return native and not (l2 and weight.is_cuda)
-
-
-def _update_in_torch(
-    rule: RowRule,
-    weight: Tensor,
-    states: Tensors,
-    inputs: Tensors,
+    states: Sequence[Tensor],
+    rows: Tensor,
+    grad: Tensor,
+    lr: Tensor,
     *,
+    step: Tensor | None = None,
     l2: float = 0.0,
     low: Tensor | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     **constants: float,
 ) -> None:
-    """Does the same as `update_rows` in plain PyTorch."""
-    constants = {**rule.constants, **constants}
-    rows, grad, rate, *step = inputs
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
-    if rule.rate is not None:
-        rate = rule.rate(rate, *step, **constants).to(before.dtype)
-    held = (state[touched] for state in states)
-    updated, *kept = rule.updated(before, *held, grad=grad, rate=rate, **constants)
-    _write(found_inf, touched, *zip(states, kept, strict=True), *_weight(weight, low, updated))
-
-
-def _touched(
-    weight: Tensor,
-    low: Tensor | None,
-    rows: Tensor,
-    grad: Tensor,
-    grad_scale: Tensor | None,
-    l2: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns each touched row once, its values, and its gradient with the L2 term's."""
+    """Does the same as `row_update_` in plain PyTorch."""
+    constants = _constants(rule, constants)
     touched, index = rows.unique(return_inverse=True)
-    before = weight[touched] if low is None else join_float32(weight[touched], low[touched])
+    before = _values(weight, low, touched)
     total = torch.zeros_like(before)
     total.index_add_(0, index, grad.to(before.dtype))
     if grad_scale is not None:
         total = total * (1 / grad_scale).to(before.dtype)
-    return touched, before, total + l2 * before if l2 else total
+    if l2:
+        total = total + l2 * before
+    rate = lr if rule.rate is None else rule.rate(lr, step, **constants).to(before.dtype)
+    held = (state[touched] for state in states)
+    updated, *kept = rule.updated(before, *held, grad=total, rate=rate, **constants)
+    _write(found_inf, touched, *zip(states, kept, strict=True), *_parts(weight, low, updated))
 
 
-def _weight(weight: Tensor, low: Tensor | None, updated: Tensor) -> list[tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def row_decay_reference(
+    rule: RowRule,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    done: Tensor,
+    steps: Tensor,
+    rows: Tensor | None = None,
+    *,
+    l2: float = 0.0,
+    low: Tensor | None = None,
+    **constants: float,
+) -> None:
+    """Does the same as `row_decay_` in plain PyTorch, step by step for the rows that missed it."""
+    constants = _constants(rule, constants)
+    if rows is None:
+        rows = torch.arange(len(weight), device=weight.device)
+    else:
+        rows = rows[(rows >= 0) & (rows < len(weight))].unique()
+    numbers = [[0.0] * len(rule.per_step), *steps.tolist()]
+    first = int(done[rows].min()) if len(rows) else len(steps)
+    for index in range(first, len(steps)):
+        late = rows[done[rows] <= index]
+        values = _values(weight, low, late)
+        if rule.decayed is not None:
+            updated, *kept = rule.decayed(values, numbers[index + 1], numbers[index])
+        else:
+            given = constants | dict(zip(rule.per_step, numbers[index + 1], strict=True))
+            held = (state[late] for state in states)
+            updated, *kept = rule.updated(values, *held, grad=l2 * values, **given)
+        _write(None, late, *zip(states, kept, strict=True), *_parts(weight, low, updated))
+    done[rows] = len(steps)
+
+
+def _constants(rule: RowRule, given: dict[str, float]) -> dict[str, float]:
+    """Returns all constants in the order of the rule."""
+    constants = {**rule.constants, **given}
+    if len(constants) != len(rule.constants):
+        wrong = ", ".join(given.keys() - rule.constants.keys())
+        raise TypeError(f"{rule.name} has no constant {wrong}, only {', '.join(rule.constants)}")
+    return constants
+
+
+def _named(rule: RowRule, states: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {state.argument: tensor for state, tensor in zip(rule.states, states, strict=True)}
+
+
+def _updates_natively(
+    rule: RowRule,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    rows: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    low: Tensor | None,
+    l2: float,
+) -> bool:
+    """Returns whether there are kernels for the rule, the tensors' device and the options."""
+    if rule.number is None:
+        return False
+    if low is None and is_native_on_cpu(weight, rows, grad, lr, *states):
+        return True
+    tensors = {"rows": rows, "grad": grad, "lr": lr, **_named(rule, states), "low": low}
+    return has_native("row_update_", weight=weight, **tensors) and not (l2 and weight.is_cuda)
+
+
+def _values(weight: Tensor, low: Tensor | None, rows: Tensor) -> Tensor:
+    return weight[rows] if low is None else join_float32(weight[rows], low[rows])
+
+
+def _parts(weight: Tensor, low: Tensor | None, updated: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Returns the new rows in the form of the weight, for `_write`."""
     if low is None:
         return [(weight, updated)]
@@ -166,38 +279,6 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
             tensor[touched] = updated.to(tensor.dtype)
 
 
-@torch.no_grad()
-def _decay_in_torch(
-    rule: RowRule,
-    weight: Tensor,
-    states: Tensors,
-    inputs: Sequence[Any],
-    *,
-    l2: Any = None,
-    low: Tensor | None = None,
-    **constants: float,
-) -> None:
-    """Does the same as `decay_rows` in plain PyTorch, step by step for the rows that missed it."""
-    constants = {**rule.decay_constants, **constants}
-    done, steps, *chosen = inputs
-    rows = torch.arange(len(weight), device=weight.device)
-    if chosen and chosen[0] is not None:
-        rows = chosen[0][(chosen[0] >= 0) & (chosen[0] < len(weight))].unique()
-    numbers = [[0.0] * len(rule.per_step), *steps.tolist()]
-    first = int(done[rows].min()) if len(rows) else len(steps)
-    for index in range(first, len(steps)):
-        late = rows[done[rows] <= index]
-        values = weight[late] if low is None else join_float32(weight[late], low[late])
-        if rule.decayed is not None:
-            updated, *kept = rule.decayed(values, numbers[index + 1], numbers[index])
-        else:
-            given = dict(zip(rule.per_step, numbers[index + 1], strict=True))
-            held = (state[late] for state in states)
-            updated, *kept = rule.updated(values, *held, grad=l2 * values, **given, **constants)
-        _write(None, late, *zip(states, kept, strict=True), *_weight(weight, low, updated))
-    done[rows] = len(steps)
-
-
 def _mark_changed(weight: Tensor) -> None:
     """Notifies autograd of an in-place change, in case it saved the weight for a backward pass."""
     if not torch.compiler.is_compiling():
@@ -205,187 +286,38 @@ def _mark_changed(weight: Tensor) -> None:
 
 
 def _check(
-    rule: RowRule, weight: Tensor, states: Tensors, low: Tensor | None, rows: Tensor
+    rule: RowRule, weight: Tensor, states: Sequence[Tensor], low: Tensor | None, rows: Tensor
 ) -> None:
-    """Raises what plain torch would accept without an error, as csrc/row_tensors.h does."""
-    name = rule.operator
+    """Raises what plain torch would accept without an error, as csrc/row_update.h does."""
     if weight.dtype != (torch.float32 if low is None else torch.bfloat16):
         beside = "without low" if low is None else "with low"
         raise RuntimeError(
-            f"{name}: expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with "
-            f"low, got {list(weight.shape)} {weight.dtype} {beside}"
+            "row_update_: expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one "
+            f"with low, got {list(weight.shape)} {weight.dtype} {beside}"
         )
     for state, tensor in zip(rule.states, states, strict=True):
-        _check_beside(name, state.argument, tensor, torch.float32, state.shape(*weight.shape))
+        shape = state.shape(*weight.shape)
+        _check_beside(f"Float {state.argument}", tensor, torch.float32, shape)
     if low is not None:
-        _check_beside(name, "low", low, torch.int16, tuple(weight.shape))
+        _check_beside("Short low", low, torch.int16, tuple(weight.shape))
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return
     bad = ((rows < 0) | (rows >= weight.shape[0])).nonzero()
     if len(bad):
         raise RuntimeError(
-            f"{name}: row {rows[bad[0, 0]]} at position {bad[0, 0]}: "
+            f"row_update_: row {rows[bad[0, 0]]} at position {bad[0, 0]}: "
             f"expected 0 <= row < {weight.shape[0]}"
         )
 
 
-def _check_beside(
-    name: str, what: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def _check_beside(what: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape or tensor.dtype != dtype:
-        kind = {torch.float32: "Float", torch.int16: "Short"}[dtype]
         raise RuntimeError(
-            f"{name}: expected contiguous {kind} {what} {list(shape)} on the weight's device, got "
+            f"row_update_: expected contiguous {what} {list(shape)} on the weight's device, got "
             f"{list(tensor.shape)} {tensor.dtype}"
         )
 
 
-def _public(
-    name: str,
-    rule: RowRule,
-    run: Callable[..., None],
-    inputs: Iterable[str],
-    options: Mapping[str, Any],
-    doc: str,
-) -> Callable[..., None]:
-    """Returns `run` of a rule as a function with a name, whose arguments have names.
-
-    They are the weight, the states and `inputs`, of which "rows" of a decay may be omitted, then
-    by keyword `options`, where the constants beta1 and beta2 are one argument, betas.
-    """
-    count = 1 + len(rule.states)
-    names = ("weight", *(state.argument for state in rule.states), *inputs)
-    defaults = {"rows": None} if names[-1] == "rows" else {}
-    either, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature(
-        [
-            *(inspect.Parameter(n, either, default=defaults.get(n, _REQUIRED)) for n in names),
-            *(inspect.Parameter(n, by_name, default=v) for n, v in _joined(options).items()),
-        ]
-    )
-
-    def function(*args: Any, **options: Any) -> None:
-        if len(args) != len(names):  # binding takes as long as a small update
-            bound = signature.bind(*args, **options)
-            args, options = bound.args, bound.kwargs
-        if "betas" in options:
-            options["beta1"], options["beta2"] = options.pop("betas")
-        run(rule, args[0], args[1:count], args[count:], **options)
-
-    function.__name__ = function.__qualname__ = name
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__doc__ = doc
-    return function
-
-
-def _joined(options: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"betas" if name == "beta1" else name: value for name, value in options.items()}
-    if "betas" in named:
-        named["betas"] = (named["betas"], named.pop("beta2"))
-    return named
-
-
-def _doc(summary: str, rule: RowRule, arguments: Mapping[str, str], raises: str) -> str:
-    """Returns a docstring with the meaning of all arguments."""
-    shapes = {True: "`[R]`", False: "`[R, dim]`"}
-    states = {
-        state.argument: f"{state.meaning}, {shapes[state.of_row]} float32, contiguous; changed."
-        for state in rule.states
-    }
-    weight = "`[R, dim]`, float32, or bfloat16 with `low`; contiguous."
-    meanings = {"weight": weight, **states, **arguments}
-    lines = "".join(f"    {name}: {meaning}\n" for name, meaning in meanings.items())
-    return f"{summary}\n\nArgs:\n{lines}\nRaises:\n    RuntimeError: {raises}\n"
-
-
-def _constants_meaning(constants: Mapping[str, float]) -> dict[str, str]:
-    known = {
-        "betas": "decay rates of both moments.",
-        "eps": "added to the denominator.",
-    }
-    return {name: known[name] for name in _joined(constants)}
-
-
-def _updates(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Returns the update of a rule and its plain-torch reference."""
-    step = {
-        "step": "0-dim tensor, the number of this update, 1 for the first. The caller counts, and\n"
-        "        does not count a step skipped because of `found_inf`."
-    }
-    arguments = {
-        "rows": "the row of each gradient, `[N]` int64, in any order, repeats allowed.",
-        "grad": "`[N, dim]`, float32, bfloat16 or float16.",
-        "lr": "0-dim tensor.",
-        **(step if rule.counts_steps else {}),
-        **_constants_meaning(rule.constants),
-        **_UPDATE_OPTIONS,
-    }
-    doc = _doc(rule.summary, rule, arguments, _UPDATE_RAISES)
-    kept = {"l2": 0.0, "low": None}
-    scaled = {"grad_scale": None, "found_inf": None}
-    options = {**rule.constants, **kept, "table_sizes": None, **scaled}
-    plain = {**rule.constants, **kept, **scaled}
-    same = f"Does the same as `{rule.operator}` in plain PyTorch."
-    name, inputs = rule.operator, rule.inputs
-    return (
-        _public(name, rule, update_rows, inputs, options, doc),
-        _public(f"{name}reference", rule, _update_in_torch, inputs, plain, same),
-    )
-
-
-def _decays(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Returns the decay of a rule and its plain-torch reference."""
-    l2 = {} if rule.decayed else {"l2": "weight of the term; the gradient is l2 times the row."}
-    arguments = {
-        "done": "number of steps that each row has had, `[R]` int32; set to that of all steps.",
-        "steps": f"{rule.steps}, on the CPU.",
-        "rows": "the rows, `[N]` int64, repeats allowed; None is all rows. Rows outside the\n"
-        "        weight are ignored; the look-up reports them.",
-        **l2,
-        **_constants_meaning(rule.decay_constants),
-        "low": _UPDATE_OPTIONS["low"],
-    }
-    raises = "shapes, sizes or dtypes do not fit together; nothing has changed then."
-    doc = _doc(rule.decay_summary, rule, arguments, raises)
-    options = {**dict.fromkeys(l2, _REQUIRED), **rule.decay_constants, "low": None}
-    same = f"Does the same as `{rule.operator}decay_` in plain PyTorch."
-    name, inputs = f"{rule.operator}decay_", ("done", "steps", "rows")
-    return (
-        _public(name, rule, decay_rows, inputs, options, doc),
-        _public(f"{name}reference", rule, _decay_in_torch, inputs, options, same),
-    )
-
-
-_REQUIRED = inspect.Parameter.empty
-_UPDATE_OPTIONS = {
-    "l2": """l2 times the row is added to its gradient after the division by `grad_scale`: the
-        gradient of a loss term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
-        plain torch runs if it is not 0.""",
-    "low": "`[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.",
-    "table_sizes": """rows of each table; the tables follow each other in the weight and add up to
-        R. It states that `rows` is `[batch, tables]` flattened, so that gradient i belongs to
-        table `i % tables`. A GPU then needs no sort and no atomic operations for small tables.
-        On the CPU it changes nothing.""",
-    "grad_scale": "0-dim tensor that the gradient was multiplied by, if it was.",
-    "found_inf": "0-dim tensor; not 0 if any gradient of the step is infinite or NaN.",
-}
-_UPDATE_RAISES = """a row is outside the weight (the message names its value and position; on a
-        GPU `raise_device_errors` raises it), or shapes, sizes or dtypes do not fit together.
-        Nothing has changed then. A row inside the weight but outside its own table is detected
-        on a GPU, for up to 256 tables, and not on the CPU."""
-
-row_sgd_, row_sgd_reference = _updates(SGD)
-row_adagrad_, row_adagrad_reference = _updates(ADAGRAD)
-row_wise_adagrad_, row_wise_adagrad_reference = _updates(ROW_WISE_ADAGRAD)
-row_adam_, row_adam_reference = _updates(ADAM)
-row_sgd_decay_, row_sgd_decay_reference = _decays(SGD)
-row_adagrad_decay_, row_adagrad_decay_reference = _decays(ADAGRAD)
-row_wise_adagrad_decay_, row_wise_adagrad_decay_reference = _decays(ROW_WISE_ADAGRAD)
-row_adam_decay_, row_adam_decay_reference = _decays(ADAM)
-
-_OPS: dict[str, Callable[..., None]] = {}  # a rule without operators runs in plain torch
 if native_available():
-    for _name in (rule.operator + kind for rule in ROW_RULES.values() for kind in ("", "decay_")):
-        if hasattr(torch.ops.dlrm, _name):
-            _OPS[_name] = getattr(torch.ops.dlrm, _name).default
-            torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)
+    for _name in ("row_update_", "row_decay_"):
+        torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)

@@ -160,9 +160,6 @@ OPS = [
     "joint_embedding_bag_backward",
     "joint_embedding_bag_sample_weights_backward",
     "relu_bias_backward",
-    "row_sgd_",
-    "row_adagrad_",
-    "row_wise_adagrad_",
-    "row_adam_",
+    "row_update_",
     "take_cuda_error",
 ]

@@ -141,7 +141,7 @@ def bag_inputs(shape, dtype, weighted=True, id_dtype=torch.int64):
     limits = torch.tensor(sizes).repeat(batch).repeat_interleave(lengths.flatten())
     ids = (torch.rand(len(limits), generator=random) * limits).to(id_dtype)
     factors = [torch.randn(len(ids), generator=random).requires_grad_()] if weighted else []
-    return [weight, ids, lengths, torch.tensor([0, *sizes]).cumsum(0), *factors]
+    return [weight, ids, torch.tensor([0, *sizes]).cumsum(0), lengths, *factors]
 
 
 def bags(function, pooling="sum", dtype=None):
@@ -153,7 +153,7 @@ def bags(function, pooling="sum", dtype=None):
 
 
 def bag_calls():
-    weight, ids, lengths, offsets, factors = bag_inputs((5, [4, 9], 3, 8), torch.float32)
+    weight, ids, offsets, lengths, factors = bag_inputs((5, [4, 9], 3, 8), torch.float32)
     op, grad = OPS.joint_embedding_bag, torch.randn(5, 2, 8)
     own, rest = weight.detach(), (ids, lengths, offsets)
     calls = [
@@ -181,21 +181,21 @@ def attended_inputs(shape, dtype):
     shapes = [(2, hidden, dim)] * 3 + [(2, hidden)] * 2 + [(2,)]
     units = [dim**-0.5 * torch.randn(size, generator=random) for size in shapes]
     factors = torch.rand(len(ids), generator=random)
-    return [weight, ids, lengths, offsets, *(unit.requires_grad_() for unit in units), factors]
+    return [weight, ids, offsets, lengths, *(unit.requires_grad_() for unit in units), factors]
 
 
 def attended(function, weighted, dtype=None):
-    def run(weight, ids, lengths, offsets, *rest):
+    def run(weight, ids, offsets, lengths, *rest):
         more = {"dtype": dtype, "sample_weights": rest[6] if weighted else None}
         units = ops.ActivationUnits(*rest[:6])
-        return function(weight, ids, lengths, offsets, LISTS, units, **more)
+        return function(weight, ids, offsets, lengths, LISTS, units, **more)
 
     return run
 
 
 def attended_calls():
     made = [tensor.detach() for tensor in attended_inputs((70, 19, 7, 5), torch.float32)]
-    weight, ids, lengths, offsets, *units, _ = made
+    weight, ids, offsets, lengths, *units, _ = made
     pairs = [field for pair in LISTS for field in pair]
     begins = offsets[0].repeat(len(lengths)).repeat_interleave(lengths.flatten())
     back = (torch.rand(len(ids)), torch.rand(len(ids), 19), weight, ids + begins, lengths, pairs)
@@ -312,25 +312,24 @@ def loss_inputs(shape, dtype):
 
 
 class Update:
-    """One update of rows and its reference, called the same way with any state."""
+    """Updates of rows by a rule, and their reference, called the same way with any state."""
 
-    def __init__(self, name, state_shapes=(), **options):
-        self.function = getattr(ops, f"{name}_")
-        self.reference = getattr(ops, f"{name}_reference")
-        self.op = getattr(OPS, f"{name}_") if ops.native_available() else None
-        self.state_shapes = state_shapes
-        self.options = options
-        self.name = name
+    function, reference = staticmethod(ops.row_update_), staticmethod(ops.row_update_reference)
+
+    def __init__(self, name, **constants):
+        self.name, self.rule, self.constants = name, ops.ROW_RULES[name], constants
 
     def tensors(self, weight):
         """Returns a copy of the weight and fresh state."""
-        sizes = {"weight": weight.shape, "rows": weight.shape[:1]}
-        return [weight.clone(), *(torch.full(sizes[s], 0.1).to(weight) for s in self.state_shapes)]
+        shapes = (state.shape(*weight.shape) for state in self.rule.states)
+        return [weight.clone(), *(torch.full(shape, 0.1).to(weight) for shape in shapes)]
 
     def run(self, function, tensors, rows, grad, step=3, **more):
         lr = torch.tensor(0.1, device=grad.device)
-        steps = [torch.tensor(step, device=grad.device)] if self.name == "row_adam" else []
-        function(*tensors, rows, grad, lr, *steps, **self.options, **more)
+        if self.rule.counts_steps:
+            more["step"] = torch.tensor(step, device=grad.device)
+        weight, *states = tensors
+        function(self.rule, weight, states, rows, grad, lr, **self.constants, **more)
         return tensors
 
     def on_rows(self, function):
@@ -339,15 +338,16 @@ class Update:
 
     def calls(self):
         found = []
+        constants = [*(self.rule.constants | self.constants).values()]
         for sizes, split in ((None, False), ([3, 47], False), (None, True), ([3, 47], True)):
             weight, rows, grad = table_inputs((3, 47), 20, 8)
-            tensors, scalars = self.tensors(weight), [torch.tensor(0.1)]
-            scalars += [torch.tensor(3)] if self.name == "row_adam" else []
-            given = {"grad_scale": torch.tensor(2.0), "found_inf": torch.tensor(0.0)}
+            (weight, *states), low = self.tensors(weight), None
             if split:
-                tensors[0], given["low"] = ops.split_float32(weight)
-            args = (*tensors, rows, grad, *scalars)
-            found.append((self.op, args, {**given, "table_sizes": sizes}))
+                weight, low = ops.split_float32(weight)
+            args = (self.rule.number, weight, states, rows, grad, torch.tensor(0.1))
+            scaled = (torch.tensor(2.0), torch.tensor(0.0))
+            args = (*args, torch.tensor(3), constants, 0.0, low, sizes, *scaled)
+            found.append((OPS.row_update_, args, {}))
         return found
 
 
@@ -372,10 +372,8 @@ def table_inputs(sizes, batch, dim, device="cpu", dtype=torch.float32):
 
 
 UPDATES = [
-    Update("row_sgd"),
-    Update("row_adagrad", ["weight"], eps=1e-6),
-    Update("row_wise_adagrad", ["rows"], eps=1e-6),
-    Update("row_adam", ["weight", "weight"], eps=1e-6),
+    Update(name, **({"eps": 1e-6} if "eps" in rule.constants else {}))
+    for name, rule in ops.ROW_RULES.items()
 ]
 DIMS = st.integers(1, 90)
 TABLES = st.lists(st.integers(1, 120), max_size=8)
@@ -425,8 +423,8 @@ CASES = [
     *(
         OpCase(
             f"joint_embedding_bag: {pooling} in {kind}",
-            bags(ops.joint_embedding_bag, pooling, kind),
-            bags(ops.joint_embedding_bag_reference, pooling, kind),
+            bags(ops.joint_embedding, pooling, kind),
+            bags(ops.joint_embedding_reference, pooling, kind),
             lambda shape, dtype, weighted=weighted: bag_inputs(shape, dtype, weighted),
             BAG_SHAPES,
             bag_calls,
@@ -524,7 +522,7 @@ CASES = [
     ),
     *(
         OpCase(
-            update.name,
+            f"row_update: {update.name}",
             update.on_rows(update.function),
             update.on_rows(update.reference),
             row_inputs,

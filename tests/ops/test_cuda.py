@@ -7,7 +7,6 @@ may choose.
 import pytest
 import test_dot_interaction as interactions
 import test_joint_embedding as look_ups
-import test_joint_embedding_bag as bags
 import test_row_update as updates
 import torch
 from op_cases import CASES, UPDATES, check
@@ -24,6 +23,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SGD, ADAGRAD, ROW_WISE, ADAM = ops.ROW_RULES.values()
 INTERACTIONS = [  # batch, tables, dim
     (1, 1, 1),
     (6, 26, 128),
@@ -142,9 +142,7 @@ PROPERTIES = [  # of operators on any device
     *(interactions.test_mismatched_sizes_are_named, interactions.test_other_dtypes_are_named),
     *(look_ups.test_known_answer, look_ups.test_tables_may_have_the_same_rows),
     *(look_ups.test_transposed_ids_are_read_by_their_strides,),
-    *(look_ups.test_wrong_shapes_and_dtypes_are_named,),
-    *(bags.test_known_answer, bags.test_tables_may_have_the_same_rows),
-    *(bags.test_bags_of_one_are_the_look_up, bags.test_wrong_shapes_and_dtypes_are_named),
+    look_ups.test_bags_of_one_are_the_look_up,
     *(updates.test_known_answer, updates.test_small_steps_are_not_lost_in_a_split_weight),
     updates.test_repeated_rows_are_summed_before_they_are_squared,
     updates.test_rows_of_small_tables_that_do_not_occur_are_left_alone,
@@ -160,8 +158,9 @@ def test_an_emulated_gpu_has_the_properties_of_others(test, emulator):
 @pytest.mark.parametrize("id_dtype", look_ups.ID_DTYPES, ids=str)
 def test_an_emulated_gpu_takes_ids_of_any_integer_dtype(id_dtype, emulator):
     with emulator.in_place_of_cpu():
-        look_ups.test_ids_may_be_of_any_integer_dtype(id_dtype, "cpu")
-        bags.test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, torch.int16)
+        look_ups.test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, torch.int16)
+        for form in ("one each", "lists"):
+            look_ups.test_wrong_shapes_and_dtypes_are_named(form, "cpu")
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=lambda update: update.name)
@@ -184,7 +183,7 @@ def test_an_emulated_gpu_updates_rows_of_tables(update, emulator):
 
 
 @pytest.mark.first_half
-@pytest.mark.parametrize("shared", [9000, 64 * 1024])  # tiles of large samples take 8448
+@pytest.mark.parametrize("shared", [9000, 64 * 1024])  # the first fits few samples
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS[1:5] + INTERACTIONS[6:])
 def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu):
@@ -241,7 +240,7 @@ def test_misaligned_inputs_are_read_one_by_one(dtype, gpu):
     ids, offsets = torch.randint(7, (9, 1)), torch.tensor([0, 7])
     assert torch.equal(ops.joint_embedding(dense, ids, offsets)[:, 0], dense[ids[:, 0]])
     ones = torch.ones(9, 1, dtype=torch.int64)
-    pooled = ops.joint_embedding_bag(dense, ids[:, 0], ones, offsets)
+    pooled = ops.joint_embedding(dense, ids[:, 0], offsets, ones)
     assert torch.equal(pooled[:, 0], dense[ids[:, 0]])
     grad, mask = flat[1:].view(7, 16), torch.randn(7, 16).to(dtype)
     for one, other in zip(
@@ -266,6 +265,27 @@ def test_look_ups_are_cast_as_torch_does(dim, weight_dtype, output_dtype, gpu):
     )
 
 
+def sgd(weight, state, *args, **more):
+    ops.row_update_(SGD, weight, [], *args, **more)
+
+
+def adagrad(weight, state, *args, **more):
+    ops.row_update_(ADAGRAD, weight, [state], *args, **more)
+
+
+def row_wise(weight, state, *args, **more):
+    ops.row_update_(ROW_WISE, weight, [state[:, 0].contiguous()], *args, **more)
+
+
+def adam(weight, state, *args, **more):
+    states = [state, torch.ones_like(state)]
+    ops.row_update_(ADAM, weight, states, *args, step=torch.tensor(3), **more)
+
+
+def adagrad_reference(weight, state, *args, **more):
+    ops.row_update_reference(ADAGRAD, weight, [state], *args, **more)
+
+
 def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.float32, **more):
     random = Random(seed)
     weight = random.normal(total_rows, dim)
@@ -285,8 +305,8 @@ def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.flo
 def test_long_and_short_runs_of_a_row_match_the_reference(total_rows, count, dim, dtype, gpu):
     sizes = {"total_rows": total_rows, "count": count, "dim": dim, "dtype": dtype}
     torch.testing.assert_close(
-        updated(ops.row_adagrad_, **sizes),
-        updated(ops.row_adagrad_reference, **sizes),
+        updated(adagrad, **sizes),
+        updated(adagrad_reference, **sizes),
         rtol=1e-3,  # thousands of gradients in another order
         atol=1e-4,
     )
@@ -299,21 +319,9 @@ def test_runs_of_every_length_around_the_borders_of_chunks(gpu):
             grad = torch.randn(len(rows), 3)
             weight = torch.zeros(4, 3)
             state = torch.zeros(4)
-            ops.row_wise_adagrad_(weight, state, rows, grad, torch.tensor(1.0))
+            ops.row_update_(ROW_WISE, weight, [state], rows, grad, torch.tensor(1.0))
             sums = torch.zeros(4, 3).index_add_(0, rows, grad)
             torch.testing.assert_close(state, sums.square().mean(1), rtol=1e-4, atol=1e-5)
-
-
-def sgd(weight, state, *args, **more):
-    ops.row_sgd_(weight, *args, **more)
-
-
-def row_wise(weight, state, *args, **more):
-    ops.row_wise_adagrad_(weight, state[:, 0].contiguous(), *args, **more)
-
-
-def adam(weight, state, *args, **more):
-    ops.row_adam_(weight, state, torch.ones_like(state), *args, torch.tensor(3), **more)
 
 
 def table_inputs(sizes, batch, dim, seed=0):
@@ -331,7 +339,7 @@ def updated_tables(function, sizes, batch, dim, **more):
     return weight, state
 
 
-@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
+@pytest.mark.parametrize("function", [sgd, row_wise, adagrad, adam])
 @pytest.mark.parametrize("dim", [1, 16, 19, 128])
 def test_small_tables_repeat_their_bits_in_any_order_of_threads(dim, function, gpu):
     # There is no other table, so SGD adds in order without a switch.
@@ -356,9 +364,9 @@ def test_tables_drawn_at_random_match_the_reference(seed, gpu):
         gpu.kind(seed=seed)
     weight, rows, grad = table_inputs(sizes, batch, dim, seed)
     actual, lr = weight.clone(), torch.tensor(0.1)
-    ops.row_sgd_(actual, rows, grad, lr, table_sizes=sizes)
+    ops.row_update_(SGD, actual, [], rows, grad, lr, table_sizes=sizes)
     exact = weight.double()
-    ops.row_sgd_reference(exact, rows, grad.double(), lr)
+    ops.row_update_reference(SGD, exact, [], rows, grad.double(), lr)
     torch.testing.assert_close(actual, exact.float(), rtol=1e-5, atol=1e-5)
 
 
@@ -366,7 +374,7 @@ def test_a_batch_of_more_slices_than_one_block_adds_up(gpu):
     sizes, batch, dim = (3,), 140_300, 17  # 509 slices of 4 groups of 69 pairs
     weight, rows, _ = table_inputs(sizes, batch, dim)
     before, grad = weight.clone(), torch.ones(batch, dim)
-    ops.row_sgd_(weight, rows, grad, torch.tensor(1.0), table_sizes=sizes)
+    ops.row_update_(SGD, weight, [], rows, grad, torch.tensor(1.0), table_sizes=sizes)
     counts = rows.bincount(minlength=3).unsqueeze(1)
     torch.testing.assert_close(weight, before - counts, rtol=0, atol=0.02)  # half a rounding
 
@@ -376,8 +384,8 @@ def test_more_tables_than_a_kernel_can_be_told_of(gpu):
         sizes = [2] * tables
         weight, rows, grad = table_inputs(sizes, 3, 4)
         actual, exact, lr = weight.clone(), weight.double(), torch.tensor(0.1)
-        ops.row_sgd_(actual, rows, grad, lr, table_sizes=sizes)
-        ops.row_sgd_reference(exact, rows, grad.double(), lr)
+        ops.row_update_(SGD, actual, [], rows, grad, lr, table_sizes=sizes)
+        ops.row_update_reference(SGD, exact, [], rows, grad.double(), lr)
         torch.testing.assert_close(actual, exact.float())
 
 
@@ -386,10 +394,10 @@ def test_weights_and_gradients_of_any_alignment(begin, gpu):
     for move_weight, move_grad in ((0, begin), (begin, 0), (begin, begin)):
         weight, rows, grad = table_inputs((3, 200), 70, 8)
         exact, lr = weight.double(), torch.tensor(0.1)
-        ops.row_sgd_reference(exact, rows, grad.double(), lr)
+        ops.row_update_reference(SGD, exact, [], rows, grad.double(), lr)
         weight = torch.cat([torch.zeros(move_weight), weight.flatten()])[move_weight:].view(-1, 8)
         grad = torch.cat([torch.zeros(move_grad), grad.flatten()])[move_grad:].view(-1, 8)
-        ops.row_sgd_(weight, rows, grad, lr, table_sizes=(3, 200))
+        ops.row_update_(SGD, weight, [], rows, grad, lr, table_sizes=(3, 200))
         torch.testing.assert_close(weight, exact.float())
 
 
@@ -424,7 +432,7 @@ def test_atomic_additions_reach_each_sector_once(dim, capability, gpu):
     gpu.kind(capability=capability)
     rows, grad = torch.arange(37).flip(0), torch.randn(37, dim)
     weight = torch.zeros(40, dim)
-    ops.row_sgd_(weight, rows, grad, torch.tensor(1.0))
+    ops.row_update_(SGD, weight, [], rows, grad, torch.tensor(1.0))
     torch.testing.assert_close(weight[rows], -grad, rtol=0, atol=0)
     assert gpu.sectors_of_additions() == grad.nbytes // 32
 
@@ -439,9 +447,9 @@ def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
         return [
             *gradients(ops.dot_interaction, interaction_inputs((9, 20, 40), torch.float16)),
             *gradients(ops.dot_interaction, interaction_inputs((1, 70, 60), torch.float32)),
-            *updated(ops.row_adagrad_),
+            *updated(adagrad),
             *updated(row_wise),
-            ops.joint_embedding_bag(weight, ids, lengths, offsets),
+            ops.joint_embedding(weight, ids, offsets, lengths),
             *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
         ]
 
@@ -467,12 +475,12 @@ def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
     ops.joint_embedding(weight, ids.flip(0), offsets)  # nor one of a later launch
     before = weight.clone()
     rows, grad, lr = torch.tensor([1]), torch.ones(1, 8), torch.tensor(1.0)
-    ops.row_sgd_(weight, rows, grad, lr)
-    ops.row_wise_adagrad_(weight, torch.zeros(117), rows, grad, lr)
+    ops.row_update_(SGD, weight, [], rows, grad, lr)
+    ops.row_update_(ROW_WISE, weight, [torch.zeros(117)], rows, grad, lr)
     assert torch.equal(weight, before)
     message = f"id {bad} of table 1 in batch row 42: expected 0 <= id < 7"
     assert gpu.raised() == f"joint_embedding: {message}"
-    ops.row_sgd_(weight, rows, grad, lr)
+    ops.row_update_(SGD, weight, [], rows, grad, lr)
     assert not torch.equal(weight, before)
 
 
@@ -498,50 +506,45 @@ def test_bad_bags_are_kept(gpu):
     lengths, ids = torch.full((5, 2), 2), torch.zeros(20, dtype=torch.int32)
 
     def pool(ids, lengths):
-        ops.joint_embedding_bag(weight, ids, lengths, offsets)
+        ops.joint_embedding(weight, ids, offsets, lengths)
         return gpu.raised()
 
     wrong = ids.clone()
     wrong[14] = 7
     assert pool(wrong, lengths) == (
-        "joint_embedding_bag: id 7 of table 1 in batch row 3: expected 0 <= id < 7"
+        "joint_embedding: id 7 of table 1 in batch row 3: expected 0 <= id < 7"
     )
     assert pool(wrong[1:], lengths) == (
-        "joint_embedding_bag: lengths add up to 20: expected the number of ids, 19"
+        "joint_embedding: lengths add up to 20: expected the number of ids, 19"
     )
     for bad in (-1, 21):
         wrong_lengths = lengths.clone()
         wrong_lengths[4, 1] = 50
         wrong_lengths[3, 1] = bad
         assert pool(wrong, wrong_lengths) == (
-            f"joint_embedding_bag: length {bad} of table 1 in batch row 3: "
+            f"joint_embedding: length {bad} of table 1 in batch row 3: "
             "expected 0 <= length <= 20, the number of ids"
         )
 
 
 @pytest.mark.first_half
 @pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
-@pytest.mark.parametrize("name", ["row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_"])
-def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
+@pytest.mark.parametrize("rule", ops.ROW_RULES.values(), ids=lambda rule: rule.name)
+def test_a_bad_row_is_kept_and_nothing_changes(rule, bad, gpu):
     weight, rows, grad = torch.randn(50, 8), torch.randint(50, (400,)), torch.randn(400, 8)
     rows[300:] = 77
     rows[21] = bad
-    states = {
-        "row_sgd_": [],
-        "row_adagrad_": [torch.ones(50, 8)],
-        "row_wise_adagrad_": [torch.ones(50)],
-        "row_adam_": [torch.ones(50, 8), torch.ones(50, 8)],
-    }[name]
-    step = [torch.tensor(1)] if name == "row_adam_" else []
+    states = [torch.ones(state.shape(50, 8)) for state in rule.states]
     before = [tensor.clone() for tensor in (weight, *states)]
-    getattr(ops, name)(weight, *states, rows, grad, torch.tensor(0.1), *step)
-    assert gpu.raised() == f"{name}: row {bad} at position 21: expected 0 <= row < 50"
+    one = torch.tensor(1) if rule.counts_steps else None
+    ops.row_update_(rule, weight, states, rows, grad, torch.tensor(0.1), step=one)
+    assert gpu.raised() == f"row_update_: row {bad} at position 21: expected 0 <= row < 50"
     assert all(map(torch.equal, before, (weight, *states)))
 
 
 @pytest.mark.first_half
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam])
+@pytest.mark.parametrize("function", [sgd, row_wise, adagrad, adam])
 @pytest.mark.parametrize(
     ("position", "bad", "expected"),
     [
@@ -581,19 +584,19 @@ def test_an_error_is_kept_while_a_graph_is_replayed(gpu):
 
     def replay():
         gpu.kind()
-        ops.row_sgd_(weight, rows, grad, lr)
+        ops.row_update_(SGD, weight, [], rows, grad, lr)
 
     if gpu.device == "cuda":
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            ops.row_sgd_(weight, rows, grad, lr)
+            ops.row_update_(SGD, weight, [], rows, grad, lr)
         replay = graph.replay
     before = weight.clone()
     for position in (21, 5, 30):
         rows.copy_(torch.arange(40))
         rows[position] = 50 + position
         replay()
-    assert gpu.raised() == "row_sgd_: row 71 at position 21: expected 0 <= row < 50"
+    assert gpu.raised() == "row_update_: row 71 at position 21: expected 0 <= row < 50"
     assert torch.equal(weight, before)
     rows.copy_(torch.arange(40))
     replay()
@@ -601,10 +604,10 @@ def test_an_error_is_kept_while_a_graph_is_replayed(gpu):
 
 
 def test_a_step_below_1_is_kept(gpu):
-    tensors = [torch.ones(5, 2) for _ in range(3)]
-    args = torch.tensor([1]), torch.ones(1, 2), torch.tensor(0.1), torch.tensor(0.0)
-    ops.row_adam_(*tensors, *args)
-    assert gpu.raised() == "row_adam_: expected step >= 1, the number of this update, got 0"
+    weight, *states = tensors = [torch.ones(5, 2) for _ in range(3)]
+    args = torch.tensor([1]), torch.ones(1, 2), torch.tensor(0.1)
+    ops.row_update_(ADAM, weight, states, *args, step=torch.tensor(0.0))
+    assert gpu.raised() == "row_update_: expected step >= 1, the number of this update, got 0"
     assert all(torch.equal(tensor, torch.ones(5, 2)) for tensor in tensors)
 
 
@@ -612,18 +615,24 @@ def test_a_step_below_1_is_kept(gpu):
 def test_scalars_of_other_dtypes(dtype, gpu):
     weight, rows, grad = torch.zeros(3, 2), torch.tensor([1]), torch.ones(1, 2)
     one = torch.tensor(1).to(dtype)
-    ops.row_sgd_(weight, rows, grad, one, grad_scale=one, found_inf=torch.tensor(0).to(dtype))
+    ops.row_update_(
+        SGD, weight, [], rows, grad, one, grad_scale=one, found_inf=torch.tensor(0).to(dtype)
+    )
     assert weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
-    ops.row_sgd_(weight, rows, grad, one, found_inf=one)
+    ops.row_update_(SGD, weight, [], rows, grad, one, found_inf=one)
     assert weight.tolist() == [[0, 0], [-1, -1], [0, 0]]
 
 
 def test_scalars_that_do_not_fit_are_named(gpu):
     weight, rows, grad = torch.zeros(3, 2), torch.tensor([1]), torch.ones(1, 2)
-    with pytest.raises(RuntimeError, match=r"row_sgd_: expected lr to be one value .* got \[2\]"):
-        ops.row_sgd_(weight, rows, grad, torch.ones(2))
+    with pytest.raises(
+        RuntimeError, match=r"row_update_: expected lr to be one value .* got \[2\]"
+    ):
+        ops.row_update_(SGD, weight, [], rows, grad, torch.ones(2))
     with pytest.raises(RuntimeError, match="expected found_inf to be Float, .* got Half"):
-        ops.row_sgd_(weight, rows, grad, torch.ones(()), found_inf=torch.ones(()).half())
+        ops.row_update_(
+            SGD, weight, [], rows, grad, torch.ones(()), found_inf=torch.ones(()).half()
+        )
 
 
 def test_nothing_is_raised_where_nothing_was_found():
@@ -676,7 +685,7 @@ def test_a_graph_replays_look_ups_products_and_updates(gpu):
         output = ops.dot_interaction(dense, vectors)
         rows = (ids + offsets[:-1]).flatten()
         grad = vectors.reshape(-1, 16)
-        ops.row_adagrad_(weight, state, rows, grad, lr, table_sizes=[5, 20, 35])
+        ops.row_update_(ADAGRAD, weight, [state], rows, grad, lr, table_sizes=[5, 20, 35])
         return output
 
     expected = [step() for _ in range(3)]

@@ -15,10 +15,9 @@ BOTTOM, TOP, LOGIT = 5 * DIM, 8 * 6, 6  # weights of the layers below
 DOTS = 2 * BATCH * (TABLES + 1) ** 2 * DIM
 # They look up, add, compare or update; torch counts products only.
 WITHOUT_PRODUCTS = {
-    *("joint_embedding", "joint_embedding_rows", "joint_embedding_bag"),
+    *("joint_embedding", "joint_embedding_bag"),
     *("joint_embedding_bag_backward", "joint_embedding_bag_sample_weights_backward"),
-    *("row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_", "dense_adam_"),
-    *("row_sgd_decay_", "row_adagrad_decay_", "row_wise_adagrad_decay_", "row_adam_decay_"),
+    *("row_update_", "row_decay_", "dense_adam_"),
     *("piecewise_linear", "piecewise_linear_backward", "logistic_loss", "relu_bias_backward"),
     *("take_cuda_error", "cuda_switches", "cpu_isa"),
     *("attention_weights", "attention_weights_backward"),  # as many as lengths say, not shapes

@@ -29,9 +29,9 @@ lengths, bag_ids = torch.tensor([[1, 0], [2, 3]]), torch.tensor([9, 1, 1, 0, 19,
 print(ops.native_available(), ops.instruction_set())
 for bad in (
     lambda: ops.joint_embedding(weight, ids, offsets),
-    lambda: ops.joint_embedding_bag(weight, bag_ids, lengths - 1, offsets),
-    lambda: ops.joint_embedding_bag(weight, bag_ids[1:], lengths, offsets),
-    lambda: ops.joint_embedding_bag(weight, bag_ids * 2, lengths, offsets),
+    lambda: ops.joint_embedding(weight, bag_ids, offsets, lengths - 1),
+    lambda: ops.joint_embedding(weight, bag_ids[1:], offsets, lengths),
+    lambda: ops.joint_embedding(weight, bag_ids * 2, offsets, lengths),
 ):
     try:
         bad()
@@ -66,10 +66,10 @@ def test_references_give_the_same_without_the_library():
         == """\
 False none
 joint_embedding: id 20 of table 1 in batch row 2: expected 0 <= id < 20
-joint_embedding_bag: length -1 of table 1 in batch row 0: \
+joint_embedding: length -1 of table 1 in batch row 0: \
 expected 0 <= length <= 6, the number of ids
-joint_embedding_bag: lengths add up to 6: expected the number of ids, 5
-joint_embedding_bag: id 18 of table 0 in batch row 0: expected 0 <= id < 10
+joint_embedding: lengths add up to 6: expected the number of ids, 5
+joint_embedding: id 18 of table 0 in batch row 0: expected 0 <= id < 10
 """
     )
     (line,) = fallback.stderr.splitlines()
@@ -122,10 +122,12 @@ def test_tensors_on_several_devices_are_named():
         ops.dot_interaction(torch.zeros(1, 2), torch.zeros(1, 1, 2, device="meta"))
     with pytest.raises(RuntimeError, match="joint_embedding: .* weight on cpu, ids on meta"):
         ops.joint_embedding(weight, ids.to("meta"), offsets)
-    with pytest.raises(RuntimeError, match="joint_embedding_bag: .* lengths on meta"):
-        ops.joint_embedding_bag(weight, ids[0], ids.to("meta"), offsets)
-    with pytest.raises(RuntimeError, match="row_sgd_: .* weight on cpu, rows on cpu, grad on meta"):
-        ops.row_sgd_(weight, ids[0], torch.zeros(1, 2, device="meta"), torch.tensor(0.1))
+    with pytest.raises(RuntimeError, match="joint_embedding: .* lengths on meta"):
+        ops.joint_embedding(weight, ids[0], offsets, ids.to("meta"))
+    message = "row_update_: .* weight on cpu, rows on cpu, grad on meta"
+    args = ids[0], torch.zeros(1, 2, device="meta"), torch.tensor(0.1)
+    with pytest.raises(RuntimeError, match=message):
+        ops.row_update_(ops.ROW_RULES["sgd"], weight, [], *args)
     compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="weight on cpu, ids on meta"):
         compiled(weight, ids.to("meta"), offsets)

@@ -17,18 +17,18 @@ SHAPES = [  # rows, rows asked for, dim
 
 
 class Decay:
-    """One decay and its reference, called the same way with any state and parameters."""
+    """Decays by a rule and their reference, called the same way with any state."""
 
-    def __init__(self, name, state_shapes=(), **options):
-        self.function = getattr(ops, f"{name}_")
-        self.reference = getattr(ops, f"{name}_reference")
-        self.name, self.state_shapes, self.options = name, state_shapes, options
+    function, reference = staticmethod(ops.row_decay_), staticmethod(ops.row_decay_reference)
+
+    def __init__(self, name):
+        self.name, self.rule = name, ops.ROW_RULES[name]
 
     def tensors(self, rows, dim):
         """Returns a weight and its state."""
         random = torch.Generator().manual_seed(rows + dim)
-        sizes = {"weight": (rows, dim), "rows": (rows,)}
-        states = [torch.rand(sizes[kind], generator=random) * 0.1 for kind in self.state_shapes]
+        shapes = (state.shape(rows, dim) for state in self.rule.states)
+        states = [torch.rand(shape, generator=random) * 0.1 for shape in shapes]
         tensors = [torch.randn(rows, dim, generator=random), *states]
         for tensor in tensors:  # rows of zeros, like initial wide weights, and of tiny values
             tensor[::7] = 0
@@ -38,9 +38,9 @@ class Decay:
     def steps(self, count):
         """Returns the `steps` argument for learning rates that change and start at 0."""
         rates = torch.linspace(0, 0.5, count, dtype=torch.float64)
-        if self.name == "row_sgd_decay":
+        if self.name == "sgd":
             return torch.log1p(-rates * L2).cumsum(0)[:, None]
-        if self.name == "row_adam_decay":
+        if self.name == "adam":
             step = torch.arange(1, count + 1)
             root = (1 - 0.999**step).sqrt()
             return torch.stack([rates * root / (1 - 0.9**step), 1e-8 * root], dim=1).float()
@@ -48,16 +48,12 @@ class Decay:
 
     def run(self, function, tensors, done, steps, rows=None, **more):
         tensors, done = [tensor.clone() for tensor in tensors], done.clone()
-        function(*tensors, done, steps, rows, **self.options, **more)
+        weight, *states = tensors
+        function(self.rule, weight, states, done, steps, rows, l2=L2, **more)
         return [*tensors, done]
 
 
-DECAYS = [
-    Decay("row_sgd_decay"),
-    Decay("row_adagrad_decay", ["weight"], l2=L2),
-    Decay("row_wise_adagrad_decay", ["rows"], l2=L2),
-    Decay("row_adam_decay", ["weight", "weight"], l2=L2),
-]
+DECAYS = [Decay(name) for name in ops.ROW_RULES]
 BY_ELEMENT = [DECAYS[1], DECAYS[3]]
 
 
@@ -117,7 +113,7 @@ def test_a_split_weight_gets_the_bits_of_a_float32_one(decay, instruction_set):
         expected = decay.run(decay.function, tensors, done, steps, chosen)
         high, low = ops.split_float32(tensors[0])
         states = [tensor.clone() for tensor in tensors[1:]]
-        decay.function(high, *states, done.clone(), steps, chosen, low=low, **decay.options)
+        ops.row_decay_(decay.rule, high, states, done.clone(), steps, chosen, l2=L2, low=low)
         assert torch.equal(ops.join_float32(high, low), expected[0])
         assert all(map(torch.equal, states, expected[1:]))
 
@@ -125,7 +121,8 @@ def test_a_split_weight_gets_the_bits_of_a_float32_one(decay, instruction_set):
 def test_known_answer():
     weight, done = torch.tensor([[8.0], [8.0], [8.0]]), torch.tensor([0, 1, 2], dtype=torch.int32)
     steps = torch.tensor([[0.5], [0.25]]).double().log()  # both steps halve the weight
-    ops.row_sgd_decay_(weight, done, steps, torch.tensor([1, 0, 1, 7, -1]))  # 7 and -1: no rows
+    chosen = torch.tensor([1, 0, 1, 7, -1])  # 7 and -1: no rows
+    ops.row_decay_(DECAYS[0].rule, weight, [], done, steps, chosen)
     assert weight.tolist() == [[2.0], [4.0], [8.0]]
     assert done.tolist() == [2, 2, 2]
 
@@ -133,7 +130,9 @@ def test_known_answer():
 def test_decayed_values_end_at_zero_and_others_stay_as_small_as_they_are():
     weight, done = torch.tensor([[1e-38, 1.0]]), torch.zeros(1, dtype=torch.int32)
     state, steps = torch.full((1, 2), 0.25), torch.full((3, 1), 0.1)
-    ops.row_adagrad_decay_(weight, state, done, steps, l2=1.0)  # each step leaves 0.8 or less
+    ops.row_decay_(
+        DECAYS[1].rule, weight, [state], done, steps, l2=1.0
+    )  # each step leaves 0.8 or less
     torch.testing.assert_close(weight[0, 0].item(), 0.0, atol=1e-38, rtol=0)
     assert torch.tensor([2e-40]).mul(0.5).item() == pytest.approx(1e-40, rel=1e-3)
 
@@ -143,16 +142,16 @@ def test_what_does_not_fit_is_named():
         pytest.skip("the reference leaves it to torch")
     weight, done, steps = torch.ones(4, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(3, 1)
 
-    def refused(message, *arguments):
+    def refused(message, weight, state, *arguments):
         with pytest.raises(RuntimeError, match=message):
-            ops.row_adagrad_decay_(*arguments, l2=0.1)
+            ops.row_decay_(DECAYS[1].rule, weight, [state], *arguments, l2=0.1)
 
     refused(
         r"Int done \[4\] on the weight's device, got \[3\] Int", weight, weight, done[:3], steps
     )
     refused(r"Int done \[4\] .* got \[4\] Long", weight, weight, done.long(), steps)
     refused(
-        r"steps \[steps, 1\] of Float .* got \[3, 1\] Double", weight, weight, done, steps.double()
+        r"steps \[steps, 1\] of Float.* got \[3, 1\] Double", weight, weight, done, steps.double()
     )
     refused(r"Float state_sum \[4, 2\] .* got \[4, 1\]", weight, weight[:, :1], done, steps)
     refused(r"rows \[count\] Long .* got \[4\] Int", weight, weight, done, steps, done)
@@ -171,6 +170,7 @@ def test_threads_do_not_change_a_bit(decay, threads):
 def test_opcheck(decay):
     if not ops.native_available():
         pytest.skip("no native ops")
-    op = getattr(torch.ops.dlrm, decay.name + "_")
-    args = (*decay.tensors(6, 3), late(6, 4), decay.steps(4), asked(6, 5))
-    torch.library.opcheck(op, args, decay.options)
+    weight, *states = decay.tensors(6, 3)
+    constants = [*decay.rule.constants.values()]
+    args = (weight, states, late(6, 4), decay.steps(4), asked(6, 5), constants, L2, None)
+    torch.library.opcheck(torch.ops.dlrm.row_decay_, (decay.rule.number, *args))

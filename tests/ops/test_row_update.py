@@ -1,4 +1,4 @@
-import inspect
+import dataclasses
 import itertools
 
 import pytest
@@ -9,8 +9,7 @@ from op_cases import DIMS, UPDATES, row_inputs, table_inputs
 from dlrm import ops
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
+SGD, ADAGRAD = ops.ROW_RULES["sgd"], ops.ROW_RULES["adagrad"]
 SHAPES = [(50, 301, 19), (2000, 9001, 64)]  # rows of the weight, gradients, dim
 
 
@@ -82,7 +81,8 @@ def test_rows_of_small_tables_that_do_not_occur_are_left_alone(device):
     weight, rows, grad = table_inputs((3, 9, 200), 40, 8, device)
     before, state = weight.clone(), torch.zeros_like(weight)
     lr = torch.tensor(0.1, device=device)
-    ops.row_adagrad_(weight, state, rows, grad.abs() + 1, lr, eps=0, table_sizes=[3, 9, 200])
+    sizes = {"table_sizes": [3, 9, 200]}
+    ops.row_update_(ADAGRAD, weight, [state], rows, grad.abs() + 1, lr, eps=0, **sizes)
     touched = torch.zeros(212, dtype=torch.bool, device=device).index_fill(0, rows, True)
     assert 0 < touched[:12].sum() < 12
     assert torch.equal(weight.ne(before).all(1), touched)
@@ -136,7 +136,7 @@ def test_known_answer(device):
     rows = torch.tensor([2, 0, 2], device=device)
     grad = torch.tensor([[1.0], [4.0], [2.0]], device=device)
     lr = torch.tensor(0.5, device=device)
-    ops.row_sgd_(weight, rows, grad, lr)
+    ops.row_update_(SGD, weight, [], rows, grad, lr)
     assert weight.tolist() == [[-1.0], [2.0], [1.5]]
 
 
@@ -144,7 +144,7 @@ def test_repeated_rows_are_summed_before_they_are_squared(device):
     weight, state = torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device)
     rows = torch.tensor([0, 0], device=device)
     grad = torch.tensor([[3.0], [1.0]], device=device)
-    ops.row_adagrad_(weight, state, rows, grad, torch.tensor(1.0, device=device))
+    ops.row_update_(ADAGRAD, weight, [state], rows, grad, torch.tensor(1.0, device=device))
     assert (weight.item(), state.item()) == (-1.0, 16.0)
 
 
@@ -164,7 +164,7 @@ def test_repeats_are_summed_in_batch_order(native):
     for row, gradient in zip(rows.tolist(), grad, strict=True):
         total[row] += gradient
     updated = torch.zeros_like(weight)
-    ops.row_sgd_(updated, rows, grad, torch.tensor(1.0))
+    ops.row_update_(SGD, updated, [], rows, grad, torch.tensor(1.0))
     assert torch.equal(updated, -total)
 
 
@@ -223,7 +223,7 @@ def test_small_steps_are_not_lost_in_a_split_weight(device):
     high, low = ops.split_float32(torch.ones(1, 1, device=device))
     rows, grad = torch.tensor([0], device=device), torch.full((1, 1), -(2.0**-16), device=device)
     for _ in range(2**8):  # each is 1/512 of bfloat16's spacing at 1
-        ops.row_sgd_(high, rows, grad, torch.tensor(1.0, device=device), low=low)
+        ops.row_update_(SGD, high, [], rows, grad, torch.tensor(1.0, device=device), low=low)
     assert high.item() == 1 + 2.0**-8 + 2.0**-8  # 1 + 2**-8 is halfway between two bfloat16
     assert ops.join_float32(high, low).item() == 1 + 2.0**-8
 
@@ -291,21 +291,21 @@ def test_a_bad_row_is_named_and_changes_nothing(update, bad):
     rows[30:] = 77
     rows[21] = bad
     tensors = update.tensors(weight)
-    message = rf"{update.name}_: row {bad} at position 21: expected 0 <= row < 50"
+    message = rf"row_update_: row {bad} at position 21: expected 0 <= row < 50"
     with pytest.raises(RuntimeError, match=message):
         update.run(update.function, tensors, rows, grad)
     assert all(map(torch.equal, tensors, update.tensors(weight)))
 
 
-def test_plain_torch_names_what_it_would_accept(update, monkeypatch):
-    monkeypatch.setattr(ops.row_update, "_OPS", {})
+def test_a_rule_without_kernels_runs_in_plain_torch_with_checks(update, monkeypatch):
+    monkeypatch.setattr(update, "rule", dataclasses.replace(update.rule, number=None))
     weight, rows, grad = make_inputs(50, 40, 8)
     for wrong, bad, message in (
         (weight.bfloat16(), rows, "or a BFloat16 one with low, got .* without low"),
         (weight, rows - 50, "row -.* at position 0: expected 0 <= row < 50"),
     ):
         tensors = update.tensors(wrong)
-        with pytest.raises(RuntimeError, match=f"{update.name}_: .*{message}"):
+        with pytest.raises(RuntimeError, match=f"row_update_: .*{message}"):
             update.run(update.function, tensors, bad, grad)
         assert all(map(torch.equal, tensors, update.tensors(wrong)))
     for place, state in enumerate(update.tensors(weight)[1:], 1):
@@ -320,21 +320,26 @@ def test_plain_torch_names_what_it_would_accept(update, monkeypatch):
         update.run(update.function, [high, *update.tensors(weight)[1:]], rows, grad, low=low[:49])
 
 
-def test_arguments_have_names(update):
+def test_a_constant_that_the_rule_lacks_is_named(update):
+    tensors = update.tensors(torch.zeros(5, 3))
+    for function in (update.function, update.reference):
+        with pytest.raises(TypeError, match=f"{update.name} has no constant momentum"):
+            update.run(function, tensors, torch.tensor([1]), torch.ones(1, 3), momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("number", "states", "message"),
+    [
+        (9, [], "expected the number of a rule, 0 to 3, got 9"),
+        (3, [], "expected 3 constants, got 1"),
+        (1, [], "expected 1 states, got 0"),
+    ],
+)
+def test_what_no_rule_of_python_passes_is_refused(number, states, message, native):
     weight, rows, grad = make_inputs(50, 40, 8)
-    expected = update.run(update.function, update.tensors(weight), rows, grad)
-    tensors, step = update.tensors(weight), {"step": torch.tensor(3)}
-    states = list(inspect.signature(update.function).parameters)[1 : len(tensors)]
-    named = {"rows": rows, "grad": grad, **(step if update.name == "row_adam" else {})}
-    named.update(zip(states, tensors[1:], strict=True))
-    update.function(tensors[0], lr=torch.tensor(0.1), **named, **update.options)
-    assert all(map(torch.equal, tensors, expected))
-    assert update.function.__name__ == f"{update.name}_"
-    assert update.reference.__name__ == f"{update.name}_reference"
-    with pytest.raises(TypeError, match="missing a required argument"):
-        update.function(weight)
-    with pytest.raises((TypeError, RuntimeError), match="momentum"):
-        update.run(update.function, tensors, rows, grad, momentum=0.9)
+    args = (number, weight, states, rows, grad, torch.tensor(0.1), None, [0.5], 0.0)
+    with pytest.raises(RuntimeError, match=f"row_update_: {message}"):
+        torch.ops.dlrm.row_update_(*args, None, None, None, None)
 
 
 def test_wrong_shapes_and_dtypes_are_named(update, device, native):
@@ -362,6 +367,6 @@ def test_wrong_shapes_and_dtypes_are_named(update, device, native):
 def test_autograd_notices_that_a_weight_was_changed():
     weight, x = torch.randn(10, 3), torch.randn(10, 3, requires_grad=True)
     y = (weight * x).sum()
-    ops.row_sgd_(weight, torch.tensor([1]), torch.ones(1, 3), torch.tensor(1.0))
+    ops.row_update_(SGD, weight, [], torch.tensor([1]), torch.ones(1, 3), torch.tensor(1.0))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()

@@ -36,6 +36,11 @@ def known():
     return from_bits(list(KNOWN)), torch.tensor(high).to(torch.int16), torch.tensor(low)
 
 
+def update(weight, grad, lr, low):
+    rows, rate = torch.tensor([0]), torch.tensor(lr)
+    ops.row_update_(ops.ROW_RULES["sgd"], weight, [], rows, grad, rate, low=low)
+
+
 def test_known_answers(device):
     values, high, low = (tensor.to(device) for tensor in known())
     actual = ops.split_float32(values)
@@ -50,7 +55,7 @@ def test_the_kernels_split_and_join_alike(instruction_set):
     for size in (1, 3, 16, 37, 128):  # whole vectors and remainders
         rows = values.repeat(8)[:size].unsqueeze(0)
         weight, rest = ops.split_float32(rows)
-        ops.row_sgd_(weight, torch.tensor([0]), torch.ones(1, size), torch.tensor(0.0), low=rest)
+        update(weight, torch.ones(1, size), 0.0, rest)
         assert torch.equal(weight.view(torch.int16)[0], high.repeat(8)[:size])
         assert torch.equal(rest[0], low.repeat(8)[:size].to(torch.int16))
 
@@ -62,7 +67,7 @@ def test_nan_stays_nan_in_both_parts(bits, instruction_set):
     assert high.isnan().all()
     assert ops.join_float32(high, low).isnan().all()
     high, low = ops.split_float32(torch.ones(1, 37))
-    ops.row_sgd_(high, torch.tensor([0]), nan, torch.tensor(1.0), low=low)
+    update(high, nan, 1.0, low)
     assert high.isnan().all()
     assert ops.join_float32(high, low).isnan().all()
 

@@ -55,7 +55,7 @@ def train(request, monkeypatch):
 
 
 def is_seen_by_the_kernels():
-    return bool(cuda_switches() & 2)  # as in csrc/cuda/switches.h
+    return bool(cuda_switches() & 2)  # as in csrc/cuda/runtime.h
 
 
 def test_torch_and_cublas_are_told_before_cuda_starts(train, monkeypatch):

@@ -16,7 +16,6 @@ BAGS = [  # the second batch: row 2 has ids 9 | none, row 3 has 1, 9 | 4, 10
 
 
 def named(batches, batch_size, sizes, kind=ValueError, match=r"^data: train row", error=None):
-    operator = "joint_embedding" if batches is ONE_EACH else "joint_embedding_bag"
 
     class Rows:
         table_sizes, categorical_names = sizes, ["user", "item"]
@@ -36,7 +35,7 @@ def named(batches, batch_size, sizes, kind=ValueError, match=r"^data: train row"
         pytest.raises(kind, match=match) as caught,
         bad_ids_named(splits, "data"),
     ):
-        raise RuntimeError(error or f"{operator}: id 9 of table 1")
+        raise RuntimeError(error or "joint_embedding: id 9 of table 1")
     return str(caught.value)
 
 

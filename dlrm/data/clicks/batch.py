@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     Attributes:
         numerical: `[batch, num_numerical]`, float16 (as on disk) or float32.
         categorical: `[batch, tables]`, int8 to int64, one id for each table; with `lengths`,
-            `[total]`, the ids bag after bag as `ops.joint_embedding_bag` takes them.
+            `[total]`, the ids bag after bag as `ops.joint_embedding` takes them.
         labels: `[batch]`, float32, 0 or 1.
         lengths: ids of each sample and table, `[batch, tables]`, int8 to int64; None is one each.
         global_size: samples of the batch that this is a part of; None for a whole batch.

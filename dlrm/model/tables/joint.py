@@ -133,7 +133,7 @@ class JointEmbedding(nn.Module):
         return {} if self.weight_low is None else {self.weight: self.weight_low}
 
     def single_hot_table_sizes(self) -> dict[Tensor, list[int]]:
-        """Returns the rows of the tables of the weight, if `ops.row_sgd_` may rely on them.
+        """Returns the rows of the tables of the weight, if `ops.row_update_` may rely on them.
 
         A sample with one id per field then looks up one row of each of them.
         """
@@ -192,8 +192,7 @@ class JointEmbedding(nn.Module):
             fields = bag_of % max(lengths.shape[1], 1)
             first, begins, ends, rows = (of[fields] for of in (first, begins, ends, rows))
         if ids.is_cpu and ((ids < 0) | (ids >= rows)).any():
-            given = torch.ones_like(ids) if lengths is None else lengths
-            ops.check_bags("joint_embedding", ids.flatten(), given, self._whole_offsets)
+            ops.check_ids(ids, self._whole_offsets, lengths)
         here = (ids >= begins) & (ids < ends)
         ids = (ids - first)[here]
         if lengths is None:

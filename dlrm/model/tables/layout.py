@@ -40,16 +40,16 @@ class Bags(NamedTuple):
     attended: "Attended | None" = None
 
     def pooled(self, weight: Tensor, offsets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
+        """Returns the vectors of bags with lengths; see `ops.joint_embedding`."""
         assert self.lengths is not None
         if self.attended is not None:
-            operands = weight, self.ids, self.lengths, offsets, *self.attended
+            operands = weight, self.ids, offsets, self.lengths, *self.attended
             return ops.attended_bag(*operands, sample_weights=self.weights, dtype=dtype)
-        return ops.joint_embedding_bag(
+        return ops.joint_embedding(
             weight,
             self.ids,
-            self.lengths,
             offsets,
+            self.lengths,
             sample_weights=self.weights,
             pooling=self.pooling,
             dtype=dtype,

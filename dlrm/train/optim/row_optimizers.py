@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_WISE_ADAGRAD, SGD, RowRule
-from dlrm.ops.row_update import decay_rows, update_rows
+from dlrm.ops.row_update import row_decay_, row_update_
 from dlrm.train.optim.base import LossScaled, ParameterGroups, without_wrapper
 
 
@@ -34,7 +34,7 @@ class RowOptimizer(LossScaled, Optimizer):
         lr: learning rate, a scalar on the weights' device.
         low: the lower halves of each bfloat16 weight, int16, which change with it; see
             `ops.split_float32`.
-        table_sizes: rows of the tables of a weight, see `ops.row_sgd_`. They state that every
+        table_sizes: rows of the tables of a weight, see `ops.row_update_`. They state that every
             gradient is that of one look-up of one row of each table; torch merges the rows of
             several look-ups, with repeats.
         l2: adds l2 / 2 * (the sum of the squares of the weights) to the loss; 0 or more. Its
@@ -116,11 +116,17 @@ class RowOptimizer(LossScaled, Optimizer):
             if missed is None or not len(missed.numbers):
                 continue
             late = None if rows is None or len(rows) >= len(weight) else rows
-            constants = {name: group[name] for name in self.rule.decay_constants}
-            if self.rule.decayed is None:
-                constants["l2"] = self.l2
-            inputs, states = (missed.done, missed.numbers, late), self._states(weight)
-            decay_rows(self.rule, weight, states, inputs, low=group["low"], **constants)
+            row_decay_(
+                self.rule,
+                weight,
+                self._states(weight),
+                missed.done,
+                missed.numbers,
+                late,
+                l2=self.l2,
+                low=group["low"],
+                **{name: group[name] for name in self.rule.constants},
+            )
             if late is None:
                 missed.restart()
 
@@ -138,17 +144,26 @@ class RowOptimizer(LossScaled, Optimizer):
                 continue
             if missed is not None and not (self.found_inf is not None and self.found_inf):
                 missed.add(self.numbers_of_step(weight, group), rows)
-            self.update(weight, (rows, grad, group["lr"]), group)
+            self.update(weight, rows, grad, group)
 
     def update(
-        self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
+        self,
+        weight: Tensor,
+        rows: Tensor,
+        grad: Tensor,
+        group: dict,
+        step: Tensor | None = None,
+        **changed: float,
     ) -> None:
-        """Applies the rule to `inputs`, with the group's constants but for those `changed`."""
-        update_rows(
+        """Applies the rule to gradients, with the group's constants but for those `changed`."""
+        row_update_(
             self.rule,
             weight,
             self._states(weight),
-            inputs,
+            rows,
+            grad,
+            group["lr"],
+            step=step,
             l2=self.l2,
             low=group["low"],
             table_sizes=group["table_sizes"],
@@ -230,14 +245,20 @@ class RowAdam(RowOptimizer):
     rule = ADAM
 
     def update(
-        self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
+        self,
+        weight: Tensor,
+        rows: Tensor,
+        grad: Tensor,
+        group: dict,
+        step: Tensor | None = None,
+        **changed: float,
     ) -> None:
         step = self.state[weight]["step"]
         if weight in self._missed:
             changed["eps"] = group["eps"] * self._root_of_correction(weight, group)
         step += 1  # in place, and back after an error: a new tensor takes 5 us longer
         try:
-            super().update(weight, (*inputs, step), group, **changed)
+            super().update(weight, rows, grad, group, step, **changed)
         except RuntimeError:
             step -= 1
             raise
