@@ -17,7 +17,6 @@ from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_outside
 from dlrm.locks import in_use, unreplaced
-from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.localize import output_at
@@ -25,18 +24,11 @@ from dlrm.remote.uri import shown
 from dlrm.serving.judged import Judged, warn_of
 from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
-from dlrm.serving.rows.inputs import Inputs, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.shares import Shares, shares_of
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
-from dlrm.serving.scoring import (
-    Scoring,
-    check_logits,
-    field_names as field_names,
-    names_of,
-    probability,
-    shares_of,
-)
+from dlrm.serving.scoring import Scorer, field_names as field_names, probability
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.sources import inputs_of
 from dlrm.serving.wording import in_python
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Predictor(Judged, Scoring):
+class Predictor(Judged, Scorer):
     """A model with the transform of its inputs.
 
     `print(model)` shows its fields and the metrics of its training.
@@ -77,7 +69,9 @@ class Predictor(Judged, Scoring):
         batch_size: int = BATCH_SIZE,
         recalibration: Recalibration | None = None,
     ) -> None:
-        self.model, self.transform, self.path = model.eval(), transform, path.absolute()
+        self.model = model.eval()
+        self.config: DLRMConfig = model.config
+        self.transform, self.path = transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
         self.draft: Draft | None = None
         self._results: dict[str, Any] | None = None
@@ -196,11 +190,6 @@ class Predictor(Judged, Scoring):
             Checkpoint(self.path).copy(directory, texts, replace)
 
     @property
-    def network_config(self) -> DLRMConfig:
-        """The architecture of the network."""
-        return self.model.config
-
-    @property
     def sampling_note(self) -> str | None:
         """Returns a note that scores reflect sampled negatives, unless they were corrected."""
         kept = self.transform.keep_negatives if self.transform else 1.0
@@ -213,15 +202,13 @@ class Predictor(Judged, Scoring):
         )
 
     def logits_of(self, inputs: Inputs) -> np.ndarray:
-        """Returns the logits of a model's inputs, float32 `[rows]`.
-
-        Raises:
-            ValueError: their shapes, types or values do not match the model.
-            ScoreError: a row's logit is not finite.
-        """
-        config, device = self.model.config, next(self.model.parameters()).device
-        check_model_inputs(inputs, config, self.transform)
-        parts = []
+        """Returns the logits of a model's inputs, float32 `[rows]`; see `Scorer`."""
+        device = next(self.model.parameters()).device
+        sizes = () if self.config.hash_indices else self.config.table_sizes
+        # The look-up knows no names of fields, and its rows are those of a part.
+        longest = self.transform.longest if self.transform else None
+        check_inputs(inputs, field_names(self), sizes, longest)
+        parts = [torch.empty(0)]
         with own_settings(), torch.inference_mode():
             for begin in range(0, len(inputs.numerical), self.batch_size):
                 numerical, ids, lengths, weights = (
@@ -229,15 +216,12 @@ class Predictor(Judged, Scoring):
                     for array in inputs.part(begin, begin + self.batch_size)
                 )
                 parts.append(self.model(numerical, ids, lengths, id_weights=weights).cpu())
+            logits = torch.cat(parts)
             if self.recalibration is not None:
-                parts = [self.recalibration(part) for part in parts]
-            logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
-        check_logits(logits)
-        return logits
-
-    def tested(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the metrics of scored rows; see `dlrm.metrics.clicks.click_metrics`."""
-        return click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+                logits = self.recalibration(logits)
+        scores = logits.numpy()
+        check_scores(scores)
+        return scores
 
     def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and labels of a dataset's batch.
@@ -246,10 +230,3 @@ class Predictor(Judged, Scoring):
             ValueError: it does not match the model.
         """
         return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
-
-
-def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
-    """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
-    sizes = () if config.hash_indices else config.table_sizes
-    longest = transform.longest if transform else None
-    check_inputs(inputs, names_of(config, transform), sizes, longest)

@@ -66,7 +66,7 @@ def test_a_file_is_read_in_parts(monkeypatch):
     lines = [complete([f"{i}", "x" * (i % 7)]) for i in range(200)]
     file = io.BytesIO("\n".join("\t".join(row) for row in lines).encode())
     monkeypatch.setattr(raw, "_BLOCK_BYTES", 50)
-    parts = list(raw.read_lines(file, COLUMNS))
+    parts = [raw.text_of_lines(lines, COLUMNS) for lines in raw.read_lines(file)]
     assert len(parts) > 20
     assert [row for part in parts for row in fields_of(part)] == lines
 
@@ -108,7 +108,9 @@ def tensor_of(lines):
         lambda line: raw.text_of_tensors([tensor_of([b"a", line])], COLUMNS),
         lambda line: raw.text_of_tensors([tensor_of([b"a"]), tensor_of([line])], COLUMNS),
         lambda line: raw.text_of_lines(b"a\n" + line + b"\nb\n", COLUMNS),
-        lambda line: list(raw.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n"), COLUMNS)),
+        lambda line: raw.text_of_lines(
+            *raw.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n")), COLUMNS
+        ),
     ],
     ids=["a tensor", "tensors", "lines", "a file"],
 )
@@ -130,7 +132,7 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 
     file = Endless()
     with pytest.raises(RowError, match="row 0: expected up to 1048576 bytes"):
-        list(raw.read_lines(file, COLUMNS))
+        [raw.text_of_lines(lines, COLUMNS) for lines in raw.read_lines(file)]
     assert file.given <= LONGEST_LINE + (2 << 16)
 
 

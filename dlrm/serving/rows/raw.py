@@ -1,4 +1,4 @@
-"""Turns raw rows into a model's inputs, by the transform fitted to the training data.
+"""Turns raw rows in text into a model's inputs, by the transform fitted to the training data.
 
 Offline scoring and the served model both use this file; the exporter copies it and the
 modules that it imports into the model repository. Logs need only numpy, tables also pyarrow.
@@ -15,8 +15,7 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
 
-PADDING = 8  # bytes that a TextColumn has after its last field
-_ZEROS = np.zeros(PADDING, np.uint8)
+_PADDING = 8  # bytes that a TextColumn has after its last field
 _BLOCK_BYTES = 4 << 20
 
 
@@ -72,7 +71,8 @@ def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> TextFiel
     Raises:
         RowError: a row, counted over all tensors, is too long or has too many fields.
     """
-    data = np.concatenate([*(tensor.reshape(-1) for tensor in tensors), _ZEROS])
+    padding = np.zeros(_PADDING, np.uint8)
+    data = np.concatenate([*(tensor.reshape(-1) for tensor in tensors), padding])
     rows, widths = zip(*(tensor.shape for tensor in tensors), strict=True)
     width_of_row = np.repeat(widths, rows)
     starts = width_of_row.cumsum() - width_of_row
@@ -96,7 +96,7 @@ def text_of_lines(lines: bytes, num_columns: int) -> TextFields:
     """
     if not lines.endswith(b"\n"):
         lines += b"\n"
-    data = np.frombuffer(lines + bytes(PADDING), np.uint8)
+    data = np.frombuffer(lines + bytes(_PADDING), np.uint8)
     ends = np.flatnonzero(data[: len(lines)] == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     text = _cut(data, starts, ends, num_columns)
@@ -110,7 +110,8 @@ def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: in
     """Cuts lines `[start, end)` into fields at their tabs."""
     if (too_long := ends - starts > LONGEST_LINE).any():
         row = int(too_long.argmax())
-        raise _too_long(row, f"{ends[row] - starts[row]}")
+        got = ends[row] - starts[row]
+        raise RowError(row, f"expected up to {LONGEST_LINE} bytes, got {got}")
     text = TextFields(*cut_lines(data, starts, ends, num_columns))
     if (row := text.rows) < len(starts):
         fields = data[starts[row] : ends[row]].tobytes().count(b"\t") + 1
@@ -118,23 +119,14 @@ def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: in
     return text
 
 
-def _too_long(row: int, length: str) -> RowError:
-    return RowError(row, f"expected up to {LONGEST_LINE} bytes, got {length}")
-
-
-def read_lines(file: BinaryIO, num_columns: int) -> Iterator[TextFields]:
-    """Yields the lines of a file, some megabytes at a time.
-
-    Raises:
-        RowError: a line is empty, too long or has too many fields; rows are counted from those
-            last yielded.
-    """
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of a file, some megabytes at a time; a line that is too long is cut."""
     rest = b""
     while block := file.read(_BLOCK_BYTES):
         whole, newline, rest = (rest + block).rpartition(b"\n")
         if newline:
-            yield text_of_lines(whole + newline, num_columns)
+            yield whole + newline
         if len(rest) > LONGEST_LINE:
-            raise _too_long(0, f"{len(rest)} without an end")
+            break
     if rest:
-        yield text_of_lines(rest, num_columns)
+        yield rest

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dlrm.data.transform.transform import Transform
+
 _MOST_FIELDS = 3  # fields that the line names
 
 
@@ -47,8 +49,7 @@ class Shares:
 
     def add_ids(self, without_id: np.ndarray) -> None:
         """Counts rows with ids only, in which missing and unknown values are the same."""
-        self._rows += len(without_id)
-        self._unknown[self._first_table :] += np.where(self._may_lack_ids, without_id.sum(0), 0)
+        self.add(np.zeros((len(self._names), 0), bool), without_id)
         self._word = "without an id"
 
     def line(self) -> str | None:
@@ -92,6 +93,14 @@ class Shares:
     def _of(self, index: int) -> str:
         counts = ((self._word, self._unknown[index]), ("missing", self._missing[index]))
         return " and ".join(f"{word} in {_percent(n / self._rows)}" for word, n in counts if n)
+
+
+def shares_of(transform: Transform | None) -> Shares:
+    """Returns counters of the values that a transform knows."""
+    if transform is None:
+        return Shares((), ())
+    names = transform.schema.numerical_names, transform.schema.categorical_names
+    return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
 
 
 def _percent(share: float) -> str:

@@ -25,14 +25,14 @@ def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     Omitted inputs are not included. Shapes are checked before data are read, since Triton's own
     check of them against the bytes sent overflows.
     """
-    return [together_or_alone(lambda items: [_inputs(items[0], reader)], [r])[0] for r in requests]
 
+    def tensors_of(requests: Sequence[Any]) -> list[Request]:
+        tensors = {tensor.name(): tensor for tensor in requests[0].inputs()}
+        for name, tensor in tensors.items():
+            reader.check_shape(name, tensor.shape())
+        return [{name: np.from_dlpack(tensor) for name, tensor in tensors.items()}]
 
-def _inputs(request: Any, reader: Reader) -> Request:
-    tensors = {tensor.name(): tensor for tensor in request.inputs()}
-    for name, tensor in tensors.items():
-        reader.check_shape(name, tensor.shape())
-    return {name: np.from_dlpack(tensor) for name, tensor in tensors.items()}
+    return [together_or_alone(tensors_of, [request])[0] for request in requests]
 
 
 def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueError]) -> list[Any]:
@@ -65,24 +65,9 @@ def log_parser(pb_utils: Any, reader: Reader) -> None:
 
 
 def _tensor(pb_utils: Any, name: str, array: np.ndarray) -> Any:
-    lent = _Lent(np.ascontiguousarray(array))
-    tensor = pb_utils.Tensor.from_dlpack(name, lent)
+    capsule = np.ascontiguousarray(array).__dlpack__()
+    tensor = pb_utils.Tensor.from_dlpack(name, capsule)
     # The backend's capsule does not have the protocol's name, for which numpy would print an error
     # per request.
-    _set_name(lent.capsule, _USED)
+    _set_name(capsule, _USED)
     return tensor
-
-
-class _Lent:
-    """An array as DLPack, with a reference to its capsule."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.capsule: Any = None
-
-    def __dlpack__(self, **options: Any) -> Any:
-        self.capsule = self._array.__dlpack__(**options)
-        return self.capsule
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()

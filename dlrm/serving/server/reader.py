@@ -15,9 +15,9 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import within
 from dlrm.manifest import check_listed, read_manifest
-from dlrm.serving.rows.inputs import FieldNames, Inputs, check_lengths, check_shapes, check_values
+from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
-from dlrm.serving.server.names import FACTS, IDS, KIND, LENGTHS, NUMERICAL, RAW, WEIGHTS
+from dlrm.serving.server.names import FACTS, IDS, INPUTS, KIND, LENGTHS, NUMERICAL, RAW, WEIGHTS
 
 MOST_IDS = 1 << 27  # of a request without a limit per row
 Request = dict[str, np.ndarray]  # input -> tensor, without omitted inputs
@@ -91,14 +91,12 @@ class Reader:
     def __init__(self, directory: Path, max_rows: int) -> None:
         check_version(directory)
         folder = directory / layout.TRANSFORM
-        fitted = [f"{layout.TRANSFORM}/{path.name}" for path in folder.glob("*")]
-        for name in (FACTS, *fitted):
-            within(directory, name, directory)
+        for path in (directory / FACTS, *folder.glob("*")):
+            within(directory, str(path.relative_to(directory)), directory)
         facts = read_json(directory / FACTS)
-        self._max_rows = max_rows
-        self._num_numerical: int = facts["num_numerical"]
+        self._max_rows, self._num_numerical = max_rows, facts["num_numerical"]
         self._table_sizes: list[int] = [] if facts["hashed"] else facts["table_sizes"]
-        self._names: list[str] = facts["categorical_names"]
+        self._names = layout.field_names(self._num_numerical, 0)[0], facts["categorical_names"]
         dtypes = (facts["numerical_dtype"], facts["ids_dtype"], np.int32, np.float32)
         self._dtypes = [np.dtype(dtype) for dtype in dtypes]
         lists: dict | None = facts.get("lists")  # None: one id per row and table
@@ -113,6 +111,7 @@ class Reader:
             check_listed(directory, layout.TRANSFORM)
             self.transform = Transform.load(folder)
             self.transform.check_all()
+            self._names = self.transform.schema.numerical_names, self._names[1]
             try:
                 self.transform.build()
             except ImportError as error:
@@ -128,21 +127,19 @@ class Reader:
                 raise ValueError(f"{name}: expected [total] of up to {most} ids, got {list(shape)}")
             return
         widths = {NUMERICAL: self._num_numerical, RAW: LONGEST_LINE}
-        width = widths.get(name, len(self._names) if name in self._taken else 0)
-        if len(shape) != 2 or not 0 <= shape[0] <= self._max_rows or not 0 <= shape[1] <= width:
+        width = widths.get(name, len(self._names[1]) if name in self._taken else 0)
+        if len(shape) != 2 or not 1 <= shape[0] <= self._max_rows or not 0 <= shape[1] <= width:
             raise ValueError(
-                f"{name}: expected [rows, width] of up to {self._max_rows} rows and a width of up "
+                f"{name}: expected [rows, width] of 1 to {self._max_rows} rows and a width of up "
                 f"to {width}, got {list(shape)}"
             )
-        if not shape[0]:
-            raise ValueError(f"{name}: expected 1 row or more, got none")
 
     def _most_ids(self) -> int:
         """Returns the maximum ids of a request."""
         if self._longest is None:
             return MOST_IDS
         of_lists = sum(self._longest.values())
-        return self._max_rows * (len(self._names) - len(self._longest) + of_lists)
+        return self._max_rows * (len(self._names[1]) - len(self._longest) + of_lists)
 
     def read(self, requests: Sequence[Request | ValueError]) -> list[Inputs | ValueError]:
         """Returns the inputs of each request, or its error.
@@ -150,57 +147,59 @@ class Reader:
         Args:
             requests: tensors, or the errors found so far.
         """
-        answers: dict[int, Inputs | ValueError] = {}
-        raw: dict[int, Request] = {}
-        ids: dict[int, Request] = {}
-        for index, request in enumerate(requests):
-            try:
-                checked = self._check(request)
-                (raw if RAW in checked else ids)[index] = checked
-            except Exception as error:
-                answers[index] = as_value_error(error)
+        answers: list[Any] = [together_or_alone(self._checked, [one])[0] for one in requests]
+        good = [index for index, one in enumerate(answers) if not isinstance(one, ValueError)]
+        raw = [index for index in good if RAW in answers[index]]
+        ids = [index for index in good if RAW not in answers[index]]
         for read, group in ((self._read_raw, raw), (self._read_ids, ids)):
-            read_inputs = together_or_alone(read, list(group.values()))
-            answers.update(zip(group, read_inputs, strict=True))
-        return [answers[index] for index in range(len(requests))]
+            found = together_or_alone(read, [answers[index] for index in group])
+            for index, inputs in zip(group, found, strict=True):
+                answers[index] = inputs
+        return answers
 
-    def _check(self, request: Request | ValueError) -> Request:
-        """Checks names, shapes and types of a request."""
+    def _checked(self, requests: Sequence[Request | ValueError]) -> list[Request]:
+        """Checks the names and shapes of a request's tensors."""
+        (request,) = requests
         if isinstance(request, ValueError):
             raise request
-        given = tuple(sorted(request))
-        if given not in (tuple(self._taken), *([(RAW,)] if self.transform else [])):
+        given = sorted(request)
+        if given != self._taken and (given != [RAW] or self.transform is None):
             either = f", or {RAW} alone" if self.transform else ""
             taken = f"{', '.join(self._taken[:-1])} and {self._taken[-1]}"
             raise ValueError(f"expected the inputs {taken}{either}; got {', '.join(given) or '-'}")
         for name, tensor in request.items():
             self.check_shape(name, tensor.shape)
-        if given != (RAW,):
-            check_shapes(_inputs(request), self._num_numerical, len(self._names))
-        elif request[RAW].dtype != np.uint8:
+        if RAW in request and request[RAW].dtype != np.uint8:
             raise ValueError(f"{RAW}: expected uint8, got {request[RAW].dtype}")
-        return request
+        return [request]
 
     def _read_raw(self, requests: Sequence[Request]) -> list[Inputs]:
         assert self.transform is not None
         tensors = [request[RAW] for request in requests]
         text = text_of_tensors(tensors, len(self.transform.names))
-        inputs = inputs_of_text(self.transform, text)
-        return self._divided(inputs, [len(tensor) for tensor in tensors])
+        return self._divided(inputs_of_text(self.transform, text), [*map(len, tensors)])
 
     def _read_ids(self, requests: Sequence[Request]) -> list[Inputs]:
-        parts = [_inputs(request) for request in requests]
-        for part in parts:
-            # Otherwise one request would take another's ids.
-            check_lengths(part, self._names, self._longest)
-        inputs = Inputs.joined(parts)
-        check_values(inputs, self._field_names(), self._table_sizes, self._longest)
-        return self._divided(inputs, [len(part.numerical) for part in parts])
+        return self.check(
+            [
+                Inputs(one[NUMERICAL], one[IDS], one.get(LENGTHS), one.get(WEIGHTS))
+                for one in requests
+            ]
+        )
 
-    def _field_names(self) -> FieldNames:
-        if self.transform is not None:
-            return self.transform.schema.numerical_names, self._names
-        return layout.field_names(self._num_numerical, 0)[0], self._names
+    def check(self, parts: Sequence[Inputs]) -> list[Inputs]:
+        """Returns inputs in the types of the network.
+
+        Raises:
+            ValueError, RowError: one does not match the model; see `check_inputs`.
+        """
+        for part in parts:
+            check_shapes(part, *map(len, self._names))
+            # Otherwise one request would take another's ids.
+            check_lengths(part, self._names[1], self._longest)
+        inputs = Inputs.joined(parts)
+        check_values(inputs, self._names, self._table_sizes)
+        return self._divided(inputs, [len(part.numerical) for part in parts])
 
     def _divided(self, inputs: Inputs, rows: Sequence[int]) -> list[Inputs]:
         """Returns the inputs of each request, given their numbers of rows."""
@@ -212,9 +211,4 @@ class Reader:
 
 def named(inputs: Inputs) -> Request:
     """Returns inputs in the form of a request."""
-    names = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
-    return dict(zip(names, inputs.arrays, strict=False))
-
-
-def _inputs(request: Request) -> Inputs:
-    return Inputs(request[NUMERICAL], request[IDS], request.get(LENGTHS), request.get(WEIGHTS))
+    return dict(zip(INPUTS, inputs.arrays, strict=False))
