@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares, shares_of
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
 from dlrm.serving.scoring import Scorer, field_names as field_names, probability
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.sources import inputs_of
@@ -74,21 +75,14 @@ class Predictor(Judged, Scorer):
         self.transform, self.path = transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
         self.draft: Draft | None = None
-        self._results: dict[str, Any] | None = None
 
-    @property
+    @cached_property
     def results(self) -> dict[str, Any]:
         """The summary of the training; see the class."""
-        if self._results is None:
-            self._results = read_results(self.path)
-        return self._results
-
-    @results.setter
-    def results(self, results: dict[str, Any]) -> None:
-        self._results = results
+        return read_results(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_results": self.results}  # a copy may outlive the checkpoint
+        return vars(self) | {"results": self.results}  # a copy may outlive the checkpoint
 
     def __str__(self) -> str:
         return "\n".join(lines_of(self))
@@ -142,7 +136,7 @@ class Predictor(Judged, Scorer):
                 try:
                     part = batch.slice(begin, self.batch_size)
                     inputs, rows = read_inputs(fitted, reader, part, shares)
-                    yield take(inputs, labels_of(rows))
+                    yield take(inputs, rows.labels)
                 except RowError as error:
                     error.row += done + begin
                     raise

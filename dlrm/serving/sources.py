@@ -16,6 +16,7 @@ from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.column_names import check_columns
+from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_files import PACKED
@@ -29,9 +30,9 @@ from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
 from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs, ScoreError
-from dlrm.serving.rows.raw import TextFields, inputs_of_text, read_lines, text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, labels_of_text, read_lines, text_of_lines
 from dlrm.serving.rows.shares import Shares
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
 from dlrm.serving.scoring import Scorer
 
 if TYPE_CHECKING:  # datasets need torch, and other sources none
@@ -151,14 +152,14 @@ def _of_dataset(model: Scorer, path: Path, config: SourceConfig, shares: Shares)
 def _of_log(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> Blocks:
     if path.suffix in PACKED:
         raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
-    transform, first_row = model.row_transform, 0
-    columns = len(transform.names) + config.labeled
+    transform, first_row, first = model.row_transform, 0, int(config.labeled)
+    columns = first + len(transform.names)
     with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
         for lines in read_lines(file):
             try:
                 text = text_of_lines(lines, columns)
-                labels = text.labels() if config.labeled else None
-                text = text.without_first() if config.labeled else text
+                labels = labels_of_text(text) if config.labeled else None
+                text = TextColumn(text.data, text.starts[first:], text.ends[first:])
                 inputs = inputs_of_text(transform, text)
                 shares.add(text.starts == text.ends, inputs.without_id())
                 yield SourceBlock(inputs, labels, partial(_inputs_of_text, text))
@@ -169,10 +170,10 @@ def _of_log(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> 
                 elif not config.labeled and f"got {columns + 1}" in error.problem:
                     error.problem += "; lines that begin with a label need no --nolabel"
                 raise
-            first_row += text.rows
+            first_row += text.starts.shape[1]
 
 
-def _inputs_of_text(text: TextFields, model: Scorer) -> Inputs:
+def _inputs_of_text(text: TextColumn, model: Scorer) -> Inputs:
     return inputs_of_text(model.row_transform, text)
 
 
@@ -202,7 +203,7 @@ def _of_tables(
                 inputs, rows = read_inputs(transform, reader, batch, shares)
                 seen |= {_ANY_ROW} if batch.num_rows else set()
                 by = partial(_inputs_of_batch, batch)
-                yield SourceBlock(inputs, labels_of(rows), by, rows.extra)
+                yield SourceBlock(inputs, rows.labels, by, rows.extra)
             except RowError as error:
                 error.where = where(error.row)
                 if config.label is None and error.column == label and reader.labeled:

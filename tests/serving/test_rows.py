@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from table_testing import table_transform
 
 from dlrm.data.sources import native
+from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
@@ -59,7 +60,8 @@ def test_a_tensor_is_lines_padded_with_zeros(lines):
 
 
 def test_a_tensor_may_have_no_rows():
-    assert raw.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
+    text = raw.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS)
+    assert text.starts.shape == (COLUMNS, 0)
 
 
 def test_a_file_is_read_in_parts(monkeypatch):
@@ -221,9 +223,8 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
         assert inputs.numerical.tolist() == [row[0] for row in expected]
         assert inputs.ids.tolist() == [row[1] for row in expected]
         text = raw.text_of_tensors(tensors, COLUMNS)
-        numerical, ids, _ = transform_texts(
-            transform, [text.column(index) for index in range(COLUMNS)]
-        )
+        columns = [TextColumn(text.data, *c) for c in zip(text.starts, text.ends, strict=True)]
+        numerical, ids, _ = transform_texts(transform, columns)
     assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
     np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
     np.testing.assert_array_equal(inputs.ids, np.stack(ids, 1))

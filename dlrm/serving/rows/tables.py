@@ -28,7 +28,7 @@ def scoring_reader(fitted: Transform, labeled: bool, schema: Schema | None = Non
 def read_inputs(
     fitted: Transform, reader: RowReader, batch: Any, shares: Shares | None = None
 ) -> tuple[Inputs, FieldRows]:
-    """Returns a model's inputs from an Arrow batch, and its rows by the schema.
+    """Returns a model's inputs from an Arrow batch, and its rows, with labels as float32.
 
     `shares` counts the values that the transform knows.
 
@@ -44,7 +44,8 @@ def read_inputs(
     if shares is not None:
         absent = missing_features(rows.numerical, rows.categorical)
         shares.add(absent, inputs.without_id())
-    return inputs, rows
+    labels = None if rows.labels is None else rows.labels.astype(np.float32)
+    return inputs, rows._replace(labels=labels)
 
 
 def inputs_of_texts(fitted: Transform, columns: Iterable[TextColumn]) -> Inputs:
@@ -62,8 +63,3 @@ def inputs_of_texts(fitted: Transform, columns: Iterable[TextColumn]) -> Inputs:
         arrays.append(array)
     batch = pa.RecordBatch.from_arrays(arrays, fitted.names)
     return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]
-
-
-def labels_of(rows: FieldRows) -> np.ndarray | None:
-    """Returns labels as float32 `[rows]`; None if none were read."""
-    return None if rows.labels is None else rows.labels.astype(np.float32)
