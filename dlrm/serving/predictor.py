@@ -70,9 +70,7 @@ class Predictor(Judged, Scorer):
         batch_size: int = BATCH_SIZE,
         recalibration: Recalibration | None = None,
     ) -> None:
-        self.model = model.eval()
-        self.config: DLRMConfig = model.config
-        self.transform, self.path = transform, path.absolute()
+        self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
         self.draft: Draft | None = None
 
@@ -167,21 +165,22 @@ class Predictor(Judged, Scorer):
         """
         replace = "checkpoint" if overwrite else False
         with in_python(), output_at(directory, "directory", replace) as path:
-            self._save(path, overwrite)
+            check_outside(path, self.path)
+            if not overwrite and Path(path, MANIFEST).is_file():
+                raise FileExistsError(
+                    f"{path}: exists and is not empty; overwrite=True replaces a checkpoint"
+                )
+            with in_use(self.path) as stays, unreplaced(self.path) if stays else nullcontext():
+                if not stays:
+                    raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
+                own = self.recalibration
+                texts = {} if own is None else texts_of(self.path, own)
+                Checkpoint(self.path).copy(path, texts, replace)
 
-    def _save(self, directory: Path, overwrite: bool) -> None:
-        check_outside(directory, self.path)
-        if not overwrite and Path(directory, MANIFEST).is_file():
-            raise FileExistsError(
-                f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
-            )
-        with in_use(self.path) as stays, unreplaced(self.path) if stays else nullcontext():
-            if not stays:
-                raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            own = self.recalibration
-            texts = {} if own is None else texts_of(self.path, own)
-            replace = "checkpoint" if overwrite else False
-            Checkpoint(self.path).copy(directory, texts, replace)
+    @property
+    def config(self) -> DLRMConfig:
+        """The architecture of the network."""
+        return self.model.config
 
     @property
     def sampling_note(self) -> str | None:
