@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources import native
-from dlrm.serving.server.reader import Reader, Request, as_value_error, together_or_alone
+from dlrm.serving.server.reader import Reader, Request, alone
 
 _USED = b"used_dltensor"  # the DLPack protocol's name of a consumed capsule
 _set_name = ctypes.pythonapi.PyCapsule_SetName
@@ -26,13 +26,13 @@ def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     check of them against the bytes sent overflows.
     """
 
-    def tensors_of(requests: Sequence[Any]) -> list[Request]:
-        tensors = {tensor.name(): tensor for tensor in requests[0].inputs()}
+    def tensors_of(request: Any) -> Request:
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
         for name, tensor in tensors.items():
             reader.check_shape(name, tensor.shape())
-        return [{name: np.from_dlpack(tensor) for name, tensor in tensors.items()}]
+        return {name: np.from_dlpack(tensor) for name, tensor in tensors.items()}
 
-    return [together_or_alone(tensors_of, [request])[0] for request in requests]
+    return [alone(tensors_of, request) for request in requests]
 
 
 def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueError]) -> list[Any]:
@@ -41,18 +41,17 @@ def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueE
     Args:
         answers: arrays by output, or the error of the request.
     """
-    return [_response(pb_utils, answer) for answer in answers]
 
+    def sent(answer: Mapping[str, np.ndarray]) -> Any:
+        tensors = [_tensor(pb_utils, name, array) for name, array in answer.items()]
+        return pb_utils.InferenceResponse(tensors)
 
-def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> Any:
-    if not isinstance(answer, ValueError):
-        try:
-            tensors = [_tensor(pb_utils, name, array) for name, array in answer.items()]
-            return pb_utils.InferenceResponse(tensors)
-        except Exception as error:
-            answer = as_value_error(error)
-    problem = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
-    return pb_utils.InferenceResponse(error=problem)
+    def refused(error: ValueError) -> Any:
+        problem = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+        return pb_utils.InferenceResponse(error=problem)
+
+    answered = (alone(sent, answer) for answer in answers)
+    return [refused(one) if isinstance(one, ValueError) else one for one in answered]
 
 
 def log_parser(pb_utils: Any, reader: Reader) -> None:

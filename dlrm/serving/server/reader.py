@@ -4,6 +4,7 @@ The exporter copies this file, and those that it imports, into the model reposit
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,35 +45,37 @@ def max_rows(config: Mapping[str, Any]) -> int:
     return int(config.get("max_batch_size") or config["parameters"]["max_rows"]["string_value"])
 
 
+def alone(answer: Callable[[Item], Answer], item: Item | ValueError) -> Answer | ValueError:
+    """Returns the answer to an item, or the error of either.
+
+    The error has no traceback, whose frames hold the arrays of the whole batch and the error
+    itself, and would keep them until garbage collection.
+    """
+    if isinstance(item, ValueError):
+        return item
+    try:
+        return answer(item)
+    except ValueError as error:
+        error.__context__ = None
+        return error.with_traceback(None)
+    except Exception as error:
+        return ValueError(f"expected a request that can be answered, got {error!r}")
+
+
 def together_or_alone(
-    answer: Callable[[Sequence[Item]], Sequence[Answer]], items: Sequence[Item]
+    answer: Callable[[Sequence[Item]], Sequence[Answer]], items: Sequence[Item | ValueError]
 ) -> list[Answer | ValueError]:
-    """Returns the answers to items, or the error of one.
+    """Returns the answers to items, or the errors of items.
 
     They are answered together, which costs little more than one; if that fails for any reason, each
     is answered separately, so that only faulty ones fail.
     """
-    if not items:
-        return []
-    try:
-        return list(answer(items))
-    except Exception as error:
-        problem = as_value_error(error)
-    if len(items) == 1:
-        return [problem]
-    return [together_or_alone(answer, [item])[0] for item in items]
-
-
-def as_value_error(error: Exception) -> ValueError:
-    """Returns the message to a client about an error of its request.
-
-    It drops the traceback, whose frames hold the arrays of the whole batch and the error itself,
-    and would keep them until garbage collection.
-    """
-    if not isinstance(error, ValueError):
-        return ValueError(f"expected a request that can be answered, got {error!r}")
-    error.__context__ = None
-    return error.with_traceback(None)
+    good = [item for item in items if not isinstance(item, ValueError)]
+    if len(good) > 1:
+        with suppress(Exception):
+            answers = iter(answer(good))
+            return [item if isinstance(item, ValueError) else next(answers) for item in items]
+    return [alone(lambda one: answer([one])[0], item) for item in items]
 
 
 class Reader:
@@ -147,21 +150,24 @@ class Reader:
         Args:
             requests: tensors, or the errors found so far.
         """
-        answers: list[Any] = [together_or_alone(self._checked, [one])[0] for one in requests]
-        good = [index for index, one in enumerate(answers) if not isinstance(one, ValueError)]
-        raw = [index for index in good if RAW in answers[index]]
-        ids = [index for index in good if RAW not in answers[index]]
-        for read, group in ((self._read_raw, raw), (self._read_ids, ids)):
-            found = together_or_alone(read, [answers[index] for index in group])
-            for index, inputs in zip(group, found, strict=True):
-                answers[index] = inputs
-        return answers
+        return together_or_alone(self.read_all, requests)
 
-    def _checked(self, requests: Sequence[Request | ValueError]) -> list[Request]:
+    def read_all(self, requests: Sequence[Request]) -> list[Inputs]:
+        """Returns the inputs of requests, all of which are good.
+
+        Raises:
+            ValueError, RowError: a request is bad; the row is one of this or of all requests.
+        """
+        for request in requests:
+            self._check(request)
+        raw = self._read_raw([request[RAW] for request in requests if RAW in request])
+        tensors = ([r.get(name) for name in INPUTS] for r in requests if RAW not in r)
+        ids = self.check([Inputs(*own) for own in tensors])
+        parts = iter(raw), iter(ids)
+        return [next(parts[RAW not in request]) for request in requests]
+
+    def _check(self, request: Request) -> None:
         """Checks the names and shapes of a request's tensors."""
-        (request,) = requests
-        if isinstance(request, ValueError):
-            raise request
         given = sorted(request)
         if given != self._taken and (given != [RAW] or self.transform is None):
             either = f", or {RAW} alone" if self.transform else ""
@@ -171,21 +177,13 @@ class Reader:
             self.check_shape(name, tensor.shape)
         if RAW in request and request[RAW].dtype != np.uint8:
             raise ValueError(f"{RAW}: expected uint8, got {request[RAW].dtype}")
-        return [request]
 
-    def _read_raw(self, requests: Sequence[Request]) -> list[Inputs]:
+    def _read_raw(self, tensors: Sequence[np.ndarray]) -> list[Inputs]:
+        if not tensors:
+            return []
         assert self.transform is not None
-        tensors = [request[RAW] for request in requests]
         text = text_of_tensors(tensors, len(self.transform.names))
-        return self._divided(inputs_of_text(self.transform, text), [*map(len, tensors)])
-
-    def _read_ids(self, requests: Sequence[Request]) -> list[Inputs]:
-        return self.check(
-            [
-                Inputs(one[NUMERICAL], one[IDS], one.get(LENGTHS), one.get(WEIGHTS))
-                for one in requests
-            ]
-        )
+        return self._divided(inputs_of_text(self.transform, text), tensors)
 
     def check(self, parts: Sequence[Inputs]) -> list[Inputs]:
         """Returns inputs in the types of the network.
@@ -193,20 +191,22 @@ class Reader:
         Raises:
             ValueError, RowError: one does not match the model; see `check_inputs`.
         """
+        if not parts:
+            return []
         for part in parts:
             check_shapes(part, *map(len, self._names))
             # Otherwise one request would take another's ids.
             check_lengths(part, self._names[1], self._longest)
         inputs = Inputs.joined(parts)
         check_values(inputs, self._names, self._table_sizes)
-        return self._divided(inputs, [len(part.numerical) for part in parts])
+        return self._divided(inputs, [part.numerical for part in parts])
 
-    def _divided(self, inputs: Inputs, rows: Sequence[int]) -> list[Inputs]:
-        """Returns the inputs of each request, given their numbers of rows."""
+    def _divided(self, inputs: Inputs, of: Sequence[np.ndarray]) -> list[Inputs]:
+        """Returns the inputs of each request, given an array of its rows."""
         arrays = zip(inputs.arrays, self._dtypes, strict=False)
         narrow = Inputs(*(array.astype(dtype, copy=False) for array, dtype in arrays))
-        ends = np.cumsum(rows).tolist()
-        return [narrow.part(end - count, end) for end, count in zip(ends, rows, strict=True)]
+        ends = np.cumsum([*map(len, of)]).tolist()
+        return [narrow.part(end - len(rows), end) for end, rows in zip(ends, of, strict=True)]
 
 
 def named(inputs: Inputs) -> Request:

@@ -12,9 +12,9 @@ import numpy as np
 import onnxruntime
 
 from dlrm.serving import scoring
-from dlrm.serving.rows.inputs import Inputs, ScoreError, check_scores
+from dlrm.serving.rows.inputs import Inputs, check_scores
 from dlrm.serving.server.names import ONNX
-from dlrm.serving.server.reader import Reader, Request, as_value_error, together_or_alone
+from dlrm.serving.server.reader import Reader, Request, together_or_alone
 
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
@@ -47,28 +47,19 @@ class OnnxScorer(scoring.Scorer):
         Args:
             requests: tensors, or the errors found so far.
         """
-        read = self.reader.read(requests)
-        good = [inputs for inputs in read if not isinstance(inputs, ValueError)]
-        scores = iter(together_or_alone(self._together, good))
-        return [inputs if isinstance(inputs, ValueError) else next(scores) for inputs in read]
+        return together_or_alone(self._together, requests)
 
     __call__ = answer
 
-    def _together(self, read: Sequence[Inputs]) -> list[np.ndarray | ValueError]:
+    def _together(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        read = self.reader.read_all(requests)
         scores = self._score(*Inputs.joined(read).arrays)
+        check_scores(scores)  # JSON has no numbers that are not finite
         ends = np.cumsum([len(inputs.numerical) for inputs in read])
-        return list(map(_finite, np.split(scores, ends[:-1])))
+        return np.split(scores, ends[:-1])
 
 
 Scorer = OnnxScorer
-
-
-def _finite(scores: np.ndarray) -> np.ndarray | ValueError:
-    try:
-        check_scores(scores)
-    except ScoreError as error:  # JSON has no numbers that are not finite
-        return as_value_error(error)
-    return scores
 
 
 def open_session(directory: Path, threads: int | None = None) -> Callable[..., np.ndarray]:
