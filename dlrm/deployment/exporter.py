@@ -205,7 +205,7 @@ def _reference(dataset: str, kind: str, predictor: Predictor, options: "ExportCo
         raise ValueError(f"{dataset}: expected lists in the fields in which the model has them")
     batch = rows.batch(0)
     try:
-        logits, labels = predictor.score_batch(batch)
+        logits, labels = predictor.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
     except RowError as error:
         error.where = f"{dataset}: {split} row {error.row}"
         raise

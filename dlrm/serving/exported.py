@@ -25,10 +25,7 @@ def exported_version(model: str | os.PathLike) -> Path | None:
 
 
 def open_exported(path: Path, batch_size: int) -> "OnnxScorer":
-    """Opens an exported model with its transform of raw rows.
-
-    Args:
-        path: a version in a model repository.
+    """Opens an exported version with its transform of raw rows.
 
     Raises:
         ModuleNotFoundError: ONNX Runtime is not installed; the message has the command.

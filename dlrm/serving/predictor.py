@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from dlrm.data.clicks.batch import Batch
-from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_outside
 from dlrm.locks import in_use, unreplaced
@@ -28,10 +24,9 @@ from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares, shares_of
-from dlrm.serving.rows.tables import read_inputs, scoring_reader
 from dlrm.serving.scoring import Scorer, field_names as field_names, probability
 from dlrm.serving.shown import html_of, lines_of, summary_of
-from dlrm.serving.sources import inputs_of
+from dlrm.serving.sources import frame_blocks, taken_from
 from dlrm.serving.wording import in_python
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -72,6 +67,7 @@ class Predictor(Judged, Scorer):
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
+        self.config: DLRMConfig = model.config
         self.draft: Draft | None = None
 
     @cached_property
@@ -116,32 +112,15 @@ class Predictor(Judged, Scorer):
         frame = frame_of(rows, self.row_transform)
         parts = [*self._of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
         warn_of(shares)
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+        return np.concatenate([np.empty(0, np.float32), *parts])
 
     def _of_frame(
-        self,
-        frame: Any,
-        labeled: bool,
-        shares: Shares,
-        take: Callable[[Inputs, Any], T],
+        self, frame: Any, labeled: bool, shares: Shares, take: Callable[[Inputs, Any], T]
     ) -> Iterator[T]:
-        """Yields the results of a function of inputs and labels, some rows of a table at a time."""
-        fitted, done = self.row_transform, 0
-        reader = scoring_reader(fitted, labeled)
-        made = isinstance(frame, pa.RecordBatch)
-        for batch in [frame] if made else open_frame(frame, reader.columns):
-            for begin in range(0, batch.num_rows, self.batch_size):
-                try:
-                    part = batch.slice(begin, self.batch_size)
-                    inputs, rows = read_inputs(fitted, reader, part, shares)
-                    yield take(inputs, rows.labels)
-                except RowError as error:
-                    error.row += done + begin
-                    raise
-            done += batch.num_rows
+        blocks = frame_blocks(self, frame, labeled, shares)
+        return taken_from(blocks, lambda block: take(block.inputs, block.labels))
 
     def _with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
-        """Returns a model that shares everything but the recalibration of logits."""
         other = copy.copy(self)
         other.recalibration = recalibration
         return other
@@ -178,11 +157,6 @@ class Predictor(Judged, Scorer):
                 Checkpoint(self.path).copy(path, texts, replace)
 
     @property
-    def config(self) -> DLRMConfig:
-        """The architecture of the network."""
-        return self.model.config
-
-    @property
     def sampling_note(self) -> str | None:
         """Returns a note that scores reflect sampled negatives, unless they were corrected."""
         kept = self.transform.keep_negatives if self.transform else 1.0
@@ -215,11 +189,3 @@ class Predictor(Judged, Scorer):
         scores = logits.numpy()
         check_scores(scores)
         return scores
-
-    def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns logits and labels of a dataset's batch.
-
-        Raises:
-            ValueError: it does not match the model.
-        """
-        return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()

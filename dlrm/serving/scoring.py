@@ -22,11 +22,13 @@ class Scorer(ABC):
         transform: transform of raw rows; None if the training data had none.
         path: the path that the model was loaded from.
         batch_size: rows scored at a time.
+        config: the architecture of the network; None for an exported version, for raw rows only.
     """
 
     transform: Transform | None
     path: Path
     batch_size: int
+    config: "DLRMConfig | None" = None
 
     @abstractmethod
     def logits_of(self, inputs: Inputs) -> np.ndarray:
@@ -37,11 +39,6 @@ class Scorer(ABC):
             RowError: a number is not finite, or an id is outside its table.
             ScoreError: a row's logit is not finite.
         """
-
-    @property
-    def config(self) -> "DLRMConfig | None":
-        """The architecture of the network; None for an exported version, for raw rows only."""
-        return None
 
     @property
     def row_transform(self) -> Transform:

@@ -24,6 +24,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, format_of
 from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.tables.formats.text import Text
+from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
@@ -32,7 +33,7 @@ from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs, ScoreError
 from dlrm.serving.rows.raw import inputs_of_text, labels_of_text, read_lines, text_of_lines
 from dlrm.serving.rows.shares import Shares
-from dlrm.serving.rows.tables import read_inputs, scoring_reader
+from dlrm.serving.rows.tables import inputs_of_batch, read_inputs, scoring_reader
 from dlrm.serving.scoring import Scorer
 
 if TYPE_CHECKING:  # datasets need torch, and other sources none
@@ -69,7 +70,7 @@ def iter_scored_blocks(
     take: Callable[[SourceBlock], T],
     schema: Schema | None = None,
 ) -> Iterator[T]:
-    """Yields the result of `take` for each block of a source's rows, in order.
+    """Returns the results of `take` for each block of a source's rows, in order.
 
     Args:
         model: applies its transform to raw rows.
@@ -92,11 +93,16 @@ def iter_scored_blocks(
         raise ValueError("--input -: standard input is for logs; name the file of a table")
     else:
         blocks = _of_tables(model, path, config, shares, schema)
+    return taken_from(blocks, take)
+
+
+def taken_from(blocks: Blocks, take: Callable[[SourceBlock], T]) -> Iterator[T]:
+    """Yields the result of `take` for each block; the source of blocks names rows of its errors."""
     for block in blocks:
         try:
             taken = take(block)
         except ValueError as error:
-            blocks.throw(error)  # which names the row's place, and raises it
+            blocks.throw(error)
             raise
         yield taken
 
@@ -162,7 +168,7 @@ def _of_log(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> 
                 text = TextColumn(text.data, text.starts[first:], text.ends[first:])
                 inputs = inputs_of_text(transform, text)
                 shares.add(text.starts == text.ends, inputs.without_id())
-                yield SourceBlock(inputs, labels, partial(_inputs_of_text, text))
+                yield SourceBlock(inputs, labels, partial(_inputs_of, inputs_of_text, text))
             except RowError as error:
                 error.where = f"{path}, line {first_row + error.row + 1}"
                 if config.label is None and not isinstance(error, ScoreError):
@@ -173,8 +179,8 @@ def _of_log(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> 
             first_row += text.starts.shape[1]
 
 
-def _inputs_of_text(text: TextColumn, model: Scorer) -> Inputs:
-    return inputs_of_text(model.row_transform, text)
+def _inputs_of(read: Callable[[Transform, Any], Inputs], rows: Any, model: Scorer) -> Inputs:
+    return read(model.row_transform, rows)
 
 
 def _of_tables(
@@ -202,7 +208,7 @@ def _of_tables(
             try:
                 inputs, rows = read_inputs(transform, reader, batch, shares)
                 seen |= {_ANY_ROW} if batch.num_rows else set()
-                by = partial(_inputs_of_batch, batch)
+                by = partial(_inputs_of, inputs_of_batch, batch)
                 yield SourceBlock(inputs, rows.labels, by, rows.extra)
             except RowError as error:
                 error.where = where(error.row)
@@ -220,9 +226,20 @@ def _of_tables(
         raise ValueError(f"{path}: no column {missing[0]!r} in any row")
 
 
-def _inputs_of_batch(batch: Any, model: Scorer) -> Inputs:
-    fitted = model.row_transform
-    return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]
+def frame_blocks(model: Scorer, frame: Any, labeled: bool, shares: Shares) -> Blocks:
+    """Yields the rows of a table in memory; see `open_frame`."""
+    fitted, first = model.row_transform, 0
+    reader = scoring_reader(fitted, labeled)
+    for batch in open_frame(frame, reader.columns):
+        for begin in range(0, batch.num_rows, model.batch_size):
+            try:
+                part = batch.slice(begin, model.batch_size)
+                inputs, rows = read_inputs(fitted, reader, part, shares)
+                yield SourceBlock(inputs, rows.labels)
+            except RowError as error:
+                error.row += first + begin
+                raise
+        first += batch.num_rows
 
 
 def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDataset":

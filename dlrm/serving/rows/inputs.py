@@ -112,58 +112,37 @@ def check_inputs(
     table_sizes: Sequence[int],
     longest: Mapping[int, int] | None = None,
 ) -> None:
-    """Checks shapes, types, lengths and values of inputs; see the functions that it calls."""
-    check_shapes(inputs, *map(len, names))
-    check_lengths(inputs, names[1], longest)
+    """Checks inputs; see `check_lengths` and `check_values`."""
+    check_lengths(inputs, names, longest)
     check_values(inputs, names, table_sizes)
 
 
-def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
-    """Raises ValueError if shapes or types of inputs do not match a model; reads no value.
-
-    Numericals and weights have a floating type, ids and lengths an integer one.
-    """
-    numerical, ids, lengths, weights = inputs
-    rows = len(numerical) if numerical.ndim else 0
-    _check_array("numericals", numerical, (rows, num_numerical), "f")
-    of_rows = f", as there are {rows} rows of numericals"
-    if lengths is None:
-        _check_array("ids", ids, (rows, tables), "iu", of_rows)
-        return
-    _check_array("lengths", lengths, (rows, tables), "iu", of_rows)
-    _check_array("ids", ids, (ids.size,), "iu")
-    if weights is not None:
-        _check_array("weights", weights, ids.shape, "f", ", one for each id")
-
-
-def _check_array(
-    name: str, array: np.ndarray, shape: tuple[int, ...], kinds: str, why: str = ""
-) -> None:
-    if array.shape != shape or array.dtype.kind not in kinds:
-        type_ = "a floating type" if kinds == "f" else "an integer type"
-        raise ValueError(
-            f"{name}: expected {list(shape)} of {type_}{why}, got {list(array.shape)} of "
-            f"{array.dtype}"
-        )
-
-
 def check_lengths(
-    inputs: Inputs, names: Sequence[str], longest: Mapping[int, int] | None = None
+    inputs: Inputs, names: FieldNames, longest: Mapping[int, int] | None = None
 ) -> None:
-    """Raises RowError if there are lengths and one is impossible.
+    """Checks shapes, types and lengths of inputs, and reads no other values.
 
     Args:
-        names: names of the categorical fields.
+        names: names of the model's numerical and categorical fields.
         longest: table -> maximum ids of a row; other tables have one id per row. None accepts any
             lengths.
 
     Raises:
-        ValueError: they do not add up to the number of ids.
+        ValueError: shapes or types do not match the model, whose numericals and weights have a
+            floating type, and ids and lengths an integer one; or lengths do not add up to the ids.
+        RowError: a length is impossible.
     """
-    if inputs.lengths is None:
+    numerical, ids, lengths, weights = inputs
+    rows, tables = len(numerical) if numerical.ndim else 0, range(len(names[1]))
+    _check_array("numericals", numerical, (rows, len(names[0])), "f")
+    if lengths is None:
+        _check_array("ids", ids, (rows, len(tables)), "iu")
         return
-    lengths, total = inputs.lengths, len(inputs.ids)
-    tables = range(lengths.shape[1])
+    _check_array("lengths", lengths, (rows, len(tables)), "iu")
+    _check_array("ids", ids, (ids.size,), "iu")
+    if weights is not None:
+        _check_array("weights", weights, ids.shape, "f")
+    total = len(ids)
     least = np.array([int(longest is not None and table not in longest) for table in tables])
     most = np.array([total if longest is None else longest.get(table, 1) for table in tables])
     wrong = (lengths < least) | (lengths > most)
@@ -174,6 +153,13 @@ def check_lengths(
         raise RowError(row, problem, _column(table, names))
     if (added := int(lengths.sum(dtype=np.int64))) != total:
         raise ValueError(f"lengths: expected a sum of {total}, the number of ids, got {added}")
+
+
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...], kinds: str) -> None:
+    if array.shape != shape or array.dtype.kind not in kinds:
+        type_ = "a floating type" if kinds == "f" else "an integer type"
+        got = f"{list(array.shape)} of {array.dtype}"
+        raise ValueError(f"{name}: expected {list(shape)} of {type_}, got {got}")
 
 
 def check_values(inputs: Inputs, names: FieldNames, table_sizes: Sequence[int]) -> None:
@@ -193,34 +179,33 @@ def check_values(inputs: Inputs, names: FieldNames, table_sizes: Sequence[int]) 
         if lengths is not None:
             sizes = sizes[inputs.bags_of_ids() % max(lengths.shape[1], 1)]
         wrong = (ids < 0) | (ids >= sizes)
-        _refuse(inputs, names[1], wrong, lambda table: f"an id from 0 to {table_sizes[table] - 1}")
+        _refuse(inputs, names, wrong, ids, lambda i: f"an id from 0 to {table_sizes[i] - 1}")
     if weights is not None:
-        _refuse(inputs, names[1], ~np.isfinite(weights), lambda table: "a finite weight", weights)
+        _refuse(inputs, names, ~np.isfinite(weights), weights, lambda i: "a finite weight")
 
 
 def _refuse(
     inputs: Inputs,
-    names: Sequence[str],
+    names: FieldNames,
     wrong: np.ndarray,
+    values: np.ndarray,
     expected: Callable[[int], str],
-    values: np.ndarray | None = None,
 ) -> None:
-    """Raises RowError for the first id, or other value of one, that is wrong."""
+    """Raises RowError for the first wrong one of the values of ids."""
     if not wrong.any():
         return
-    index = int(wrong.argmax())
-    bag, position = index, None
+    bag = index = int(wrong.argmax())
+    position = None
     if inputs.lengths is not None:
         bag, position = row_of(inputs.lengths.ravel(), index)
     row, table = divmod(bag, inputs.num_tables)
-    got = (inputs.ids if values is None else values).flat[index]
-    problem = f"expected {expected(table)}, got {got}"
+    problem = f"expected {expected(table)}, got {values.flat[index]}"
     problem = problem if position is None else in_list(position, problem)
     raise RowError(row, problem, _column(table, names))
 
 
-def _column(table: int, names: Sequence[str]) -> str:
-    return f"{names[table]} (table {table})"
+def _column(table: int, names: FieldNames) -> str:
+    return f"{names[1][table]} (table {table})"
 
 
 def check_scores(scores: np.ndarray) -> None:

@@ -48,8 +48,7 @@ def inputs_of_text(transform: Transform, text: TextColumn) -> Inputs:
         return Inputs(*transform.of_fields(text))
     from dlrm.serving.rows.tables import inputs_of_texts
 
-    bounds = zip(text.starts, text.ends, strict=True)
-    return inputs_of_texts(transform, [TextColumn(text.data, *column) for column in bounds])
+    return inputs_of_texts(transform, text)
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> TextColumn:

@@ -16,7 +16,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import within
 from dlrm.manifest import check_listed, read_manifest
-from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
+from dlrm.serving.rows.inputs import Inputs, check_lengths, check_values
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
 from dlrm.serving.server.names import FACTS, IDS, INPUTS, KIND, LENGTHS, NUMERICAL, RAW, WEIGHTS
 
@@ -161,9 +161,9 @@ class Reader:
         for request in requests:
             self._check(request)
         raw = self._read_raw([request[RAW] for request in requests if RAW in request])
-        tensors = ([r.get(name) for name in INPUTS] for r in requests if RAW not in r)
-        ids = self.check([Inputs(*own) for own in tensors])
-        parts = iter(raw), iter(ids)
+        given = (request for request in requests if RAW not in request)
+        ids = [Inputs(r[NUMERICAL], r[IDS], r.get(LENGTHS), r.get(WEIGHTS)) for r in given]
+        parts = iter(raw), iter(self.check(ids))
         return [next(parts[RAW not in request]) for request in requests]
 
     def _check(self, request: Request) -> None:
@@ -194,9 +194,7 @@ class Reader:
         if not parts:
             return []
         for part in parts:
-            check_shapes(part, *map(len, self._names))
-            # Otherwise one request would take another's ids.
-            check_lengths(part, self._names[1], self._longest)
+            check_lengths(part, self._names, self._longest)  # no request takes another's ids
         inputs = Inputs.joined(parts)
         check_values(inputs, self._names, self._table_sizes)
         return self._divided(inputs, [part.numerical for part in parts])
