@@ -60,39 +60,26 @@ def load(
     with errors_shown():
         path = local_path(checkpoint, "checkpoint")
         rows = local_path(dataset, "dataset") if dataset else None
-        place = None if rows is None else Path(rows)
-        made = _loaded(Path(path), place, allow_other_transform, say, allow_links)
-    weakref.finalize(made.model, str, path)  # keeps the copy; recalibrated models share the network
-    return made
-
-
-def _loaded(
-    checkpoint: Path,
-    dataset: Path | None,
-    allow_other_transform: bool,
-    say: Callable[[str], object],
-    allow_links: bool,
-) -> Predictor:
-    for _ in range(_ATTEMPTS):
-        with (
-            suppress(ReplacedError),
-            Checkpoint.held(checkpoint) as held,
-            unreplaced(held.path),
-            own_settings(),
-        ):
-            path = held.path
-            note = dataset and compare_transforms(
-                path, dataset, allow_other_transform, allow_links=allow_links
-            )
-            model = load_model(path)
-            transform = load_transform(path, model.config, dataset)
-            recalibration = load_recalibration(path)
-            break
-    else:
-        raise ReplacedError(f"{checkpoint}: replaced {_ATTEMPTS} times while it was read")
-    if note:
-        say(note)
-    return Predictor(model, transform, path, recalibration=recalibration)
+        for _ in range(_ATTEMPTS):
+            with (
+                suppress(ReplacedError),
+                Checkpoint.held(path) as held,
+                unreplaced(held.path),
+                own_settings(),
+            ):
+                note = rows and compare_transforms(
+                    held.path, Path(rows), allow_other_transform, allow_links=allow_links
+                )
+                model = load_model(held.path)
+                transform = load_transform(held.path, model.config, rows)
+                recalibration = load_recalibration(held.path)
+                break
+        else:
+            raise ReplacedError(f"{path}: replaced {_ATTEMPTS} times while it was read")
+        if note:
+            say(note)
+    weakref.finalize(model, str, path)  # keeps the copy; recalibrated models share the network
+    return Predictor(model, transform, held.path, recalibration=recalibration)
 
 
 def load_model(path: Path, device: str = "cpu") -> DLRM:
