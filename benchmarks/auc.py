@@ -33,7 +33,7 @@ from sklearn.metrics import (
 )
 
 from dlrm.distributed import World
-from dlrm.metrics.auc import roc_auc
+from dlrm.metrics.clicks import roc_auc
 from dlrm.metrics.judged import ScoredRows, judge
 
 

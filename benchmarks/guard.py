@@ -204,7 +204,7 @@ def of_auc() -> float:
     from auc import rows
     from sklearn.metrics import roc_auc_score
 
-    from dlrm.metrics.auc import roc_auc
+    from dlrm.metrics.clicks import roc_auc
 
     scores, labels = rows(_ROWS, 0)
     tensors = torch.from_numpy(scores), torch.from_numpy(labels).float()

@@ -31,7 +31,8 @@ import dlrm
 from dlrm.deployment import export
 from dlrm.serving.exported import open_exported
 from dlrm.serving.rows.config import BATCH_SIZE, SourceConfig
-from dlrm.serving.scoring import Scorer, probability, shares_of
+from dlrm.serving.rows.shares import shares_of
+from dlrm.serving.scoring import Scorer, probability
 from dlrm.serving.sources import iter_scored_blocks
 
 NUMBERS, WORDS = [f"number {i}" for i in range(8)], [f"word {i}" for i in range(12)]

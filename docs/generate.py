@@ -30,11 +30,10 @@ from dlrm.data.schema.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags
-from dlrm.metrics.table import METRICS, legend
+from dlrm.metrics.table import METRICS
 from dlrm.published.command import TASKS as SYSTEMS
 from dlrm.published.rows import DOCUMENTS, RULES, select
 from dlrm.scripts.commands import COMMANDS, run
-from dlrm.serving.judged import Judged
 from dlrm.serving.predictor import Predictor
 from dlrm.settings import defaults_of, settings_of
 from dlrm.tasks.click_task import ClickTask
@@ -214,10 +213,13 @@ def metrics_page() -> str:
     """Returns the page of metrics."""
     parts = ["# Metrics\n", _STATE.format("table of metrics"), "| metric | of | meaning |"]
     parts.append("|---|---|---|")
-    for names, meaning in legend(METRICS).items():
-        first, *others = (METRICS[name] for name in names.split(", "))
-        called = f"{first.title}: " if first.title and not others else ""
-        parts.append(f"| `{names.replace(', ', '`, `')}` | {first.of} | {called}{meaning} |")
+    meanings: dict[str, list[str]] = {}
+    for name, metric in METRICS.items():
+        meanings.setdefault(f"{metric.meaning}; {metric.better}", []).append(name)
+    for meaning, names in meanings.items():
+        metric = METRICS[names[0]]
+        called = f"{metric.title}: " if metric.title and len(names) == 1 else ""
+        parts.append(f"| `{'`, `'.join(names)}` | {metric.of} | {called}{meaning} |")
     return "\n".join(parts) + "\n"
 
 
@@ -303,8 +305,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         ],
     )
     yield "dlrm.preproc", [("dlrm.preproc.run", dlrm.preproc.run)]
-    judging = _methods("Predictor", Judged)
-    yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor), *judging]
+    yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor)]
     yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]
     operators = {f"dlrm.ops.{name}": getattr(ops, name) for name in ops.__all__}
     yield "dlrm.ops", [(name, item) for name, item in operators.items() if callable(item)]
@@ -316,11 +317,12 @@ def _methods(prefix: str, cls: type) -> list[tuple[str, Callable[..., Any]]]:
     public = [name for name in public if not name.endswith(of_sklearn)]
     methods = [(f"{prefix}.{name}", getattr(cls, name)) for name in public]
     routines = [(name, item) for name, item in methods if inspect.isroutine(item)]
-    return [(name, item) for name, item in routines if callable(item) and item.__doc__]
+    bound = [(n, of.__get__(cls) if inspect.isfunction(of) else of) for n, of in routines]
+    return [(name, item) for name, item in bound if callable(item) and item.__doc__]
 
 
 def _signature(item: Any) -> str:
-    parameters = [one for one in inspect.signature(item).parameters.values() if one.name != "self"]
+    parameters = inspect.signature(item).parameters.values()
     shown = [_parameter(one) for one in parameters if one.name not in SETTINGS]
     settings = ["**settings"] if len(shown) < len(parameters) else []
     return f"({', '.join(shown + settings)})"

@@ -17,7 +17,7 @@ TORCH_FREE = """
     deployment.client deployment.deployer deployment.export deployment.server
     language.config language.data.config language.data.wordpiece language.flags
     language.pretraining.report
-    metrics.grouped metrics.intervals metrics.judged metrics.latency metrics.ranked metrics.slices
+    metrics.auc metrics.judged metrics.latency metrics.ranked
     metrics.table model.config preproc
     scripts.common.scoring scripts.convert scripts.dist_main
     scripts.doctor scripts.evaluate.__main__ scripts.gen_csv scripts.main scripts.predict

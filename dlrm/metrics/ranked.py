@@ -6,31 +6,18 @@ device and over ranks; both agree where they overlap.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.metrics.auc import Groups, auc, below
 from dlrm.metrics.table import TOPS, at
 
 BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
 SCORE_BINS = 40  # of the histogram of scores
+POINTS = 200  # at most, of precision and recall
+LEVEL = 0.95  # of intervals
+QUANTILE = 1.959963984540054  # of the normal distribution, at (1 + LEVEL) / 2
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
-
-
-class Reliability(NamedTuple):
-    """Bins of about equal weight in the order of the scores, `[bins]` each.
-
-    Attributes:
-        weight: rows, or the sum of their weights.
-        predicted: mean probability.
-        observed: click rate.
-        rows: number of rows that count once and have the same variance.
-    """
-
-    weight: np.ndarray
-    predicted: np.ndarray
-    observed: np.ndarray
-    rows: np.ndarray
 
 
 class RankedRows:
@@ -41,9 +28,6 @@ class RankedRows:
         labels: `[rows]`, 0 or 1.
         weights: `[rows]`, 0 or more; None counts every row once.
 
-    Attributes:
-        order: place in the order -> row.
-
     Raises:
         ValueError: shapes differ, a score is NaN or infinite, a label is neither 0 nor 1, or the
             weights cannot be summed; the message names the first such row.
@@ -52,20 +36,18 @@ class RankedRows:
     def __init__(
         self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
     ) -> None:
-        check_rows(logits, labels, weights)
-        self.order = np.argsort(logits, kind="stable")
-        self.logits = logits[self.order].astype(np.float64)
-        self.labels = labels[self.order].astype(np.float64)
-        self.weights = None if weights is None else weights[self.order].astype(np.float64)
-        self.probabilities = 1 / (1 + np.exp(-self.logits))
-        self._losses = np.logaddexp(0, self.logits) - self.labels * self.logits
-        self._errors = np.square(self.probabilities - self.labels)
-        changes = np.flatnonzero(self.logits[1:] != self.logits[:-1])
-        self._ends = np.append(changes, len(logits) - 1) if len(logits) else changes
-        self._has_ties = len(self._ends) < len(logits)
-
-    def __len__(self) -> int:
-        return len(self.order)
+        _check_rows(logits, labels, weights)
+        self._order = np.argsort(logits, kind="stable")
+        ordered = logits[self._order].astype(np.float64)
+        self._labels = labels[self._order].astype(np.float64)
+        ones = np.ones(len(labels))
+        self._weights = ones if weights is None else weights[self._order].astype(np.float64)
+        self._starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(labels)])
+        self._logits = ordered[self._starts]  # the distinct ones, ascending
+        ties = np.diff(self._starts, append=len(labels))
+        self._of_score = np.repeat(np.arange(len(ties)), ties)  # of each row
+        self.probabilities = 1 / (1 + np.exp(-self._logits))
+        self._losses = np.logaddexp(0, self._logits)  # of rows without a click
 
     def metrics(self, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns all metrics by name; NaN where one is undefined.
@@ -80,82 +62,130 @@ class RankedRows:
             that tie at the boundary of a gain or lift a part counts, as on average over orders of
             the ties.
         """
-        weight = self._weights(counts)
-        curve = self._curve(weight)
-        loss, predicted = float(weight @ self._losses), float(weight @ self.probabilities)
-        found = {
-            "auc": curve.auc(),
-            **metrics_of_sums(curve.rows, loss, curve.clicks, predicted),
-            "ece": curve.calibration_error(self.probabilities[self._ends]),
-            "pr_auc": curve.average_precision(),
-            "rmse": math.sqrt(_ratio(float(weight @ self._errors), curve.rows)),
-        }
-        for top in TOPS:
-            gain = curve.gain(top)
+        weights = self._weights if counts is None else self._weights * counts[self._order]
+        rows, clicks = self._sums(weights)
+        others, likely = rows - clicks, self.probabilities
+        total, clicked, predicted = rows.sum(), clicks.sum(), float(rows @ likely)
+        losses = float(rows @ self._losses - clicks @ self._logits)
+        squares = others @ np.square(likely) + clicks @ np.square(1 - likely)
+        with np.errstate(invalid="ignore"):
+            gaps = np.bincount(_bins(rows), rows * likely - clicks, BINS)
+            found = {
+                "auc": auc(others, clicks),
+                **metrics_of_sums(total, losses, clicked, predicted),
+                "ece": np.abs(gaps).sum() / total,
+                "pr_auc": clicks @ _precision(rows, clicks) / clicked,
+                "rmse": np.sqrt(squares / total),
+            }
+            gains = _gains(rows, clicks, np.array(TOPS))
+        for top, gain in zip(TOPS, gains, strict=True):
             found |= {f"gain{at(top)}": gain, f"lift{at(top)}": gain / top}
-        return found
+        return {name: float(value) for name, value in found.items()}
 
-    def reliability(self) -> Reliability:
-        """Returns predicted and observed click rates over the range of scores."""
-        weights = self._weights(None)
-        curve, squares = self._curve(weights), self._curve(np.square(weights))
-        weight, predicted, clicks = curve.bins(self.probabilities[self._ends])
-        held, squared = weight > 0, np.bincount(curve.places(), squares.own, BINS)
-        weight, predicted, clicks = weight[held], predicted[held], clicks[held]
-        rows = np.square(weight) / squared[held]
-        return Reliability(weight, predicted / weight, clicks / weight, rows)
+    def curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the curves of a page by name.
 
-    def score_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ends of equally wide bins of the probabilities from 0, and rows in each."""
-        most = float(self.probabilities.max(initial=0)) or 1.0
-        counts, edges = np.histogram(
-            self.probabilities, SCORE_BINS, (0, most), weights=self.weights
-        )
-        return edges, counts
+        Returns:
+            `reliability`, of up to `BINS` bins of about equal weight in the order of the scores:
+            `weight`, `predicted` and `observed` click rates, and the bounds `low` and `high` of
+            Wilson's 95 % interval, in which weighted rows count as many as would have the same
+            variance. `scores`: `edges` of equally wide bins of the probabilities from 0, and the
+            `rows` in each. `gain`: shares of the `rows`, highest scores first, and of the `clicks`
+            among them. `precision_recall` at thresholds, `recall` ascending; empty without clicks.
+        """
+        (rows, clicks), likely = self._sums(self._weights), self.probabilities
+        columns = rows, rows * likely, clicks, self._sums(np.square(self._weights))[0]
+        bins = np.stack([np.bincount(_bins(rows), of, BINS) for of in columns])
+        weight, predicted, clicked, squared = bins[:, bins[0] > 0]
+        bounds = wilson(clicked / weight, np.square(weight) / squared)
+        reliability = weight, predicted / weight, clicked / weight, *bounds
+        names = ("weight", "predicted", "observed", "low", "high")
+        most = float(likely.max(initial=0)) or 1.0
+        counts, edges = np.histogram(likely, SCORE_BINS, (0, most), weights=rows)
+        shares, held = np.linspace(0, 1, 101), np.linspace(0, len(rows) - 1, POINTS)
+        if not clicks.any():
+            held = held[:0]
+        chosen = -1 - np.unique(held.astype(np.int64))
+        with np.errstate(invalid="ignore"):
+            recall = np.cumsum(clicks[::-1])[::-1] / clicks.sum()
+            gains = _gains(rows, clicks, shares)
+        precision = _precision(rows, clicks)
+        return {
+            "reliability": dict(zip(names, reliability, strict=True)),
+            "scores": {"edges": edges, "rows": counts},
+            "gain": {"rows": shares, "clicks": gains},
+            "precision_recall": {"recall": recall[chosen], "precision": precision[chosen]},
+        }
 
-    def gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns shares of the rows, highest scores first, and of the clicks among them."""
-        shares = np.linspace(0, 1, 101)
-        curve = self._curve(self._weights(None))
-        return shares, np.array([curve.gain(share) for share in shares])
-
-    def precision_recall(self, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-        """Returns recall and precision at thresholds, recall ascending."""
-        curve = self._curve(self._weights(None))
-        if not curve.clicks:
-            return np.empty(0), np.empty(0)
-        recall, precision = curve.precision_recall()
-        held = np.unique(np.linspace(0, len(recall) - 1, points).astype(int))
-        return recall[held], precision[held]
-
-    def auc_components(self) -> tuple[float, np.ndarray]:
-        """Returns the AUC and each row's component of it, in the order of the rows as given.
+    def auc_components(self) -> np.ndarray:
+        """Returns each row's component of the AUC, in the order of the rows as they were given.
 
         That of a positive is the share of negatives below it, that of a negative the share of
-        positives above it, and ties count half (DeLong et al., 1988). Weights must be None.
+        positives above it, and ties count half (DeLong et al., 1988). Rows count once.
         """
-        assert self.weights is None
-        curve = self._curve(np.ones(len(self)))
-        of_positives, of_negatives = curve.components()
-        lengths = np.diff(self._ends, prepend=-1)
-        chosen = np.where(
-            self.labels > 0, np.repeat(of_positives, lengths), np.repeat(of_negatives, lengths)
+        rows, clicks = self._sums(np.ones(len(self._labels)))
+        with np.errstate(invalid="ignore"):
+            under, over = (below(of) / of.sum() for of in (rows - clicks, clicks))
+        own = np.where(self._labels == 1, under[self._of_score], 1 - over[self._of_score])
+        components = np.empty(len(own))
+        components[self._order] = own
+        return components
+
+    def within_groups(self, numbers: np.ndarray) -> Groups:
+        """Returns the groups with both classes; those of one class, such as single rows, are not.
+
+        Args:
+            numbers: `[rows]`, of the groups from 0, in the order of the rows as they were given.
+        """
+        numbers = numbers[self._order]
+        order = np.argsort(numbers, kind="stable")  # by group, and in each by score
+        numbers, scores = numbers[order], self._of_score[order]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1) | np.diff(scores, prepend=-1))
+        weights, group = self._weights[order], numbers[starts]
+        rows, clicks = (
+            np.add.reduceat(of, starts) for of in (weights, weights * self._labels[order])
         )
-        components = np.empty(len(self))
-        components[self.order] = chosen
-        return curve.auc(), components
+        others, clicked, all_rows = (np.bincount(group, of) for of in (rows - clicks, clicks, rows))
+        under = below(rows - clicks) - (np.cumsum(others) - others)[group]
+        both = np.flatnonzero((others > 0) & (clicked > 0))
+        ordered = np.bincount(group, clicks * under)[both]
+        areas = ordered / (others[both] * clicked[both])
+        return Groups(both, areas, all_rows[both], clicked[both])
 
-    def _weights(self, counts: np.ndarray | None) -> np.ndarray:
-        if counts is None:
-            return np.ones(len(self)) if self.weights is None else self.weights
-        chosen = counts[self.order].astype(np.float64)
-        return chosen if self.weights is None else chosen * self.weights
+    def _sums(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows and clicks of each distinct score, by given weights of the sorted rows."""
+        clicks = np.add.reduceat(weights * self._labels, self._starts)
+        return np.add.reduceat(weights, self._starts), clicks
 
-    def _curve(self, weight: np.ndarray) -> "Curve":
-        total, clicks = np.cumsum(weight), np.cumsum(weight * self.labels)
-        if self._has_ties:
-            total, clicks = total[self._ends], clicks[self._ends]
-        return Curve(total, clicks)
+
+def _bins(rows: np.ndarray) -> np.ndarray:
+    """Returns the bin of each distinct score; rows that tie are in one bin."""
+    middle = (np.cumsum(rows) - rows / 2) / rows.sum()
+    return np.clip((middle * BINS).astype(np.int64), 0, BINS - 1)
+
+
+def _precision(rows: np.ndarray, clicks: np.ndarray) -> np.ndarray:
+    """Returns the click rate from each distinct score up; 1 without rows."""
+    above, clicked = (np.cumsum(of[::-1])[::-1] for of in (rows, clicks))
+    return np.divide(clicked, above, out=np.ones(len(rows)), where=above > 0)
+
+
+def _gains(rows: np.ndarray, clicks: np.ndarray, tops: np.ndarray) -> np.ndarray:
+    """Returns the share of the clicks among each share of the rows, highest scores first."""
+    under, clicked = (np.append(0.0, np.cumsum(of)) for of in (rows, clicks))
+    return (clicked[-1] - np.interp((1 - tops) * under[-1], under, clicked)) / clicked[-1]
+
+
+def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds of Wilson's 95 % intervals of rates among some numbers of rows.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of
+    the American Statistical Association 22 (1927).
+    """
+    share = QUANTILE**2 / rows
+    middle = (rates + share / 2) / (1 + share)
+    half = np.sqrt(rates * (1 - rates) * share + np.square(share) / 4) / (1 + share)
+    return np.maximum(middle - half, 0), np.minimum(middle + half, 1)
 
 
 def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -> dict[str, float]:
@@ -181,83 +211,9 @@ def _ratio(value: float, divisor: float) -> float:
     return value / divisor if divisor else math.nan
 
 
-class Curve:
-    """Rows and clicks up to each distinct score, ascending.
-
-    Args:
-        total: weight of the rows up to a score, that included, `[scores]`.
-        clicked: weight of the clicks among them.
-    """
-
-    def __init__(self, total: np.ndarray, clicked: np.ndarray) -> None:
-        self._total, self._clicked = total, clicked
-        self.rows = float(total[-1]) if len(total) else 0.0
-        self.clicks = float(clicked[-1]) if len(clicked) else 0.0
-        self.own = np.diff(total, prepend=0)  # of each distinct score
-        self._own_clicks = np.diff(clicked, prepend=0)
-
-    def components(self) -> tuple[np.ndarray, np.ndarray]:
-        """The share of negatives below each score, and of positives above; ties count half."""
-        above = self.clicks - self._clicked + self._own_clicks / 2
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return self._below() / (self.rows - self.clicks), above / self.clicks
-
-    def auc(self) -> float:
-        """The share of the pairs of a negative and a positive in which the latter is higher."""
-        if not 0 < self.clicks < self.rows:
-            return math.nan
-        pairs = (self.rows - self.clicks) * self.clicks
-        return float(self._own_clicks @ self._below()) / pairs
-
-    def _below(self) -> np.ndarray:
-        """Negatives below each score, of which ties count half."""
-        negatives, own = self._total - self._clicked, self.own - self._own_clicks
-        return negatives - own / 2
-
-    def precision_recall(self) -> tuple[np.ndarray, np.ndarray]:
-        """Recall and precision from the highest score down."""
-        above = self.rows - (self._total - self.own)
-        clicks = self.clicks - (self._clicked - self._own_clicks)
-        precision = np.divide(clicks, above, out=np.ones_like(clicks), where=above > 0)
-        return clicks[::-1] / self.clicks, precision[::-1]
-
-    def average_precision(self) -> float:
-        if not self.clicks:
-            return math.nan
-        _, precision = self.precision_recall()
-        return float(self._own_clicks @ precision[::-1]) / self.clicks
-
-    def gain(self, top: float) -> float:
-        if not self.clicks:
-            return math.nan
-        rows = np.concatenate([[0.0], self._total])
-        clicks = np.concatenate([[0.0], self._clicked])
-        below = np.interp((1 - top) * self.rows, rows, clicks)
-        return float((self.clicks - below) / self.clicks)
-
-    def places(self) -> np.ndarray:
-        """The bin of each distinct score; rows that tie are in one bin."""
-        middle = (self._total - self.own / 2) / self.rows
-        return np.minimum((middle * BINS).astype(np.int64), BINS - 1)
-
-    def bins(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Weight, predicted clicks and clicks of each bin."""
-        places, sums = self.places(), (self.own, self.own * probabilities, self._own_clicks)
-        weight, predicted, clicks = (np.bincount(places, of, BINS) for of in sums)
-        return weight, predicted, clicks
-
-    def calibration_error(self, probabilities: np.ndarray) -> float:
-        if not self.rows:
-            return math.nan
-        _, predicted, clicks = self.bins(probabilities)
-        return float(np.abs(predicted - clicks).sum()) / self.rows
-
-
-def check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
-    """Raises ValueError where rows cannot be judged; see `RankedRows`."""
+def _check_rows(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> None:
     arrays = {"scores": logits, "labels": labels}
-    if weights is not None:
-        arrays["weights"] = weights
+    arrays |= {} if weights is None else {"weights": weights}
     if any(array.shape != (len(labels),) for array in arrays.values()):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise ValueError(f"expected one score, label and weight a row, got {shapes}")

@@ -4,7 +4,7 @@ No other module knows the direction of a metric.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 HIGHER, LOWER = math.inf, -math.inf
@@ -21,19 +21,17 @@ class Metric(NamedTuple):
         ideal: `HIGHER` or `LOWER` if such values are better; otherwise the value that is right.
         of: the tests that report it: `TESTS` of click models, which `evaluate` repeats, `EVALUATE`
             alone, or those of networks for `IMAGES` or `TEXT`; `SPEED` of any run.
-        greatest: the greatest possible value.
         title: its name in sentences and on pages, if it has one.
+        greatest: the greatest possible value.
         unit: unit in the log, if it has one.
-        shown: whether summaries of tests show it.
     """
 
     meaning: str
     ideal: float
-    of: str = EVALUATE
-    greatest: float = math.inf
+    of: str
     title: str = ""
+    greatest: float = math.inf
     unit: str = ""
-    shown: bool = False
 
     @property
     def better(self) -> str:
@@ -53,66 +51,36 @@ def at(top: float) -> str:
     return f"@{100 * top:g}%"
 
 
+def _of_tops(name: str, meaning: str, of_share: Callable[[float], float]) -> dict[str, Metric]:
+    titles = {top: f"{name} in the top {100 * top:g} %" for top in TOPS}
+    return {
+        f"{name}{at(top)}": Metric(meaning, HIGHER, EVALUATE, titles[top], of_share(top))
+        for top in TOPS
+    }
+
+
+_PAIRS = "share of (negative, positive) pairs in the right order; ties count half"
+_ENTROPY = "log loss over that of always predicting the click rate (of use below 1)"
+_ECE = "mean gap between predicted and observed click rates over tenths of the rows by score"
+_GROUPED = "AUC within groups that have both classes, averaged by their"
 _GAIN = "share of the clicks among k % of the rows, those with the highest scores"
-_LIFT = "gain over k %, the share in rows taken at random"
+_F1 = "SQuAD: F1 of an answer's words, in percent; pairs: F1 of class 1"
 METRICS = {
-    "auc": Metric(
-        "share of (negative, positive) pairs in the right order; ties count half",
-        HIGHER,
-        TESTS,
-        greatest=1.0,
-        title="AUC",
-        shown=True,
-    ),
-    "log_loss": Metric(
-        "mean negative log-likelihood, nats", LOWER, TESTS, title="log loss", shown=True
-    ),
-    "normalized_entropy": Metric(
-        "log loss over that of always predicting the click rate (of use below 1)",
-        LOWER,
-        TESTS,
-        title="normalized entropy",
-    ),
-    "calibration": Metric(
-        "predicted over observed clicks", 1, TESTS, title="calibration", shown=True
-    ),
-    "ece": Metric(
-        "mean gap between predicted and observed click rates over tenths of the rows by score",
-        LOWER,
-        greatest=1.0,
-        title="expected calibration error",
-    ),
-    "pr_auc": Metric(
-        "average precision",
-        HIGHER,
-        greatest=1.0,
-        title="area under precision and recall",
-    ),
-    "rmse": Metric("of the probabilities", LOWER, greatest=1.0, title="root mean squared error"),
+    "auc": Metric(_PAIRS, HIGHER, TESTS, "AUC", 1.0),
+    "log_loss": Metric("mean negative log-likelihood, nats", LOWER, TESTS, "log loss"),
+    "normalized_entropy": Metric(_ENTROPY, LOWER, TESTS, "normalized entropy"),
+    "calibration": Metric("predicted over observed clicks", 1, TESTS, "calibration"),
+    "ece": Metric(_ECE, LOWER, EVALUATE, "expected calibration error", 1.0),
+    "pr_auc": Metric("average precision", HIGHER, EVALUATE, "area under precision and recall", 1.0),
+    "rmse": Metric("of the probabilities", LOWER, EVALUATE, "root mean squared error", 1.0),
     "gauc_by_impressions": Metric(
-        "AUC within groups that have both classes, averaged by their rows",
-        HIGHER,
-        greatest=1.0,
-        title="AUC within groups, by rows",
+        f"{_GROUPED} rows", HIGHER, EVALUATE, "AUC within groups, by rows", 1.0
     ),
     "gauc_by_clicks": Metric(
-        "AUC within groups that have both classes, averaged by their clicks",
-        HIGHER,
-        greatest=1.0,
-        title="AUC within groups, by clicks",
+        f"{_GROUPED} clicks", HIGHER, EVALUATE, "AUC within groups, by clicks", 1.0
     ),
-    **{
-        f"gain{at(top)}": Metric(
-            _GAIN, HIGHER, greatest=1.0, title=f"gain in the top {100 * top:g} %"
-        )
-        for top in TOPS
-    },
-    **{
-        f"lift{at(top)}": Metric(
-            _LIFT, HIGHER, greatest=1 / top, title=f"lift in the top {100 * top:g} %"
-        )
-        for top in TOPS
-    },
+    **_of_tops("gain", _GAIN, lambda top: 1.0),
+    **_of_tops("lift", "gain over k %, the share in rows taken at random", lambda top: 1 / top),
     "top1": Metric("share of images whose class is the likeliest", HIGHER, IMAGES),
     "top5": Metric("share of images whose class is one of the five likeliest", HIGHER, IMAGES),
     "masked_accuracy": Metric("share of masked tokens that are predicted", HIGHER, TEXT),
@@ -120,14 +88,14 @@ METRICS = {
     "next_sentence_accuracy": Metric("share of pairs whose order is predicted", HIGHER, TEXT),
     "exact_match": Metric("SQuAD: answers that are exactly right, in percent", HIGHER, TEXT),
     "accuracy": Metric("pairs of sentences: share of right classes", HIGHER, TEXT),
-    "f1": Metric("SQuAD: F1 of an answer's words, in percent; pairs: F1 of class 1", HIGHER, TEXT),
+    "f1": Metric(_F1, HIGHER, TEXT),
     "accuracy_and_f1": Metric("pairs of sentences: mean of accuracy and F1", HIGHER, TEXT),
     "loss": Metric("mean cross-entropy; in pre-training the sum of both", LOWER, "networks"),
     "throughput": Metric("samples a second", HIGHER, SPEED, unit="samples/s"),
     "latency": Metric("seconds that a batch takes", LOWER, SPEED, unit="s"),
     "step_time": Metric("mean seconds of a training step", LOWER, SPEED, unit="s"),
 }
-SHOWN = [name for name, metric in METRICS.items() if metric.shown]  # by summaries
+SHOWN = ["auc", "log_loss", "calibration"]  # by summaries of tests
 TESTED = [name for name, metric in METRICS.items() if metric.of == TESTS]
 
 
@@ -164,20 +132,11 @@ def line_of(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
 
 
-def legend(names: Iterable[str]) -> dict[str, str]:
-    """Returns meanings and better directions; metrics with the same meaning share a key."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(f"{METRICS[name].meaning}; {METRICS[name].better}", []).append(name)
-    return {", ".join(same): text for text, same in found.items()}
-
-
 def metrics_note(keys: Iterable[str]) -> str | None:
     """Returns a line about the lesser-known metrics of a test among keys of a log, or None."""
     keys = list(keys)
     known = [n for n in TESTED if n not in ("auc", "log_loss") and any(k.endswith(n) for k in keys)]
-    lines = (f"{name}: {METRICS[name].meaning}, {METRICS[name].better}" for name in known)
-    return "; ".join(lines) or None
+    return "; ".join(f"{n}: {METRICS[n].meaning}, {METRICS[n].better}" for n in known) or None
 
 
 def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:

@@ -84,11 +84,7 @@ def document(
 
 
 def table(
-    head: Head,
-    rows: Sequence[Sequence[Cell]],
-    caption: str,
-    *,
-    full: bool = False,
+    head: Head, rows: Sequence[Sequence[Cell]], caption: str, *, full: bool = False
 ) -> "Markup":
     """Returns a table, which scrolls, also by keyboard, if it is wider than the page.
 
@@ -99,17 +95,16 @@ def table(
         caption: caption of the table, and its name for screen readers.
         full: whether the table takes the width of its section, and bars what texts leave.
     """
-    rows = [[_header(first), *others] for first, *others in rows]
-    columns = [*zip(*rows, strict=True)]
+    shortened = [
+        [cell(one, _LONGEST) if isinstance(one, str) and len(one) > _LONGEST else one, *others]
+        for one, *others in rows
+    ]
+    columns = [*zip(*shortened, strict=True)]
     widths = [
         max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
     ]
     kinds = [_kind(one) for one in columns]
-    return part("table", head, rows, widths, kinds, caption, full)
-
-
-def _header(first: Cell) -> Cell:
-    return cell(first, _LONGEST) if isinstance(first, str) and len(first) > _LONGEST else first
+    return part("table", head, shortened, widths, kinds, caption, full)
 
 
 def _width(text: str) -> float:
@@ -125,14 +120,9 @@ def _kind(cells: Sequence[Cell]) -> str:
     return "long" if max(map(len, words)) > _LONG else "words"
 
 
-def paragraph(text: str) -> "Markup":
-    """Returns a paragraph."""
-    return part("paragraph", text, "")
-
-
 def note(text: str) -> "Markup":
     """Returns a paragraph that explains."""
-    return part("paragraph", text, "note")
+    return part("note", text)
 
 
 def details(title: str, content: "Markup") -> "Markup":
@@ -151,19 +141,11 @@ def part(name: str, *values: Any) -> "Markup":
     return getattr(macros, name)(*values)
 
 
-def _template(name: str) -> str:
-    """Returns a template, which may be in an archive, such as one that Spark sends."""
-    return (pkgutil.get_data(__name__, name) or b"").decode()
-
-
 @cache
 def _templates() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # 35 ms: for pages only
 
-    return Environment(
-        loader=FunctionLoader(_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # A template may be in an archive, such as one that Spark sends.
+    loader = FunctionLoader(lambda name: (pkgutil.get_data(__name__, name) or b"").decode())
+    strict: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+    return Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)

@@ -65,13 +65,14 @@ def chart(
         for index, line in enumerate(lines)
         if len(line.x)
     ]
+    paths, numbers = _grid(frame)
     labels = [
-        *_labels(frame),
+        *numbers,
         _Label(12, _TOP + _HEIGHT / 2, y_name, "middle", turned=True),
         _Label((left + _WIDTH - _RIGHT) / 2, frame.floor + 32, x_name, "middle"),
         *([_Label(left - 5, frame.floor - _COUNTS / 2 + 4, "rows", "end")] if most else []),
     ]
-    return part("chart", title, told, (_WIDTH, frame.floor + 38), _grid(frame), labels, drawn)
+    return part("chart", title, told, (_WIDTH, frame.floor + 38), paths, labels, drawn)
 
 
 class _Label(NamedTuple):
@@ -98,29 +99,22 @@ class _Frame(NamedTuple):
         return round(self.left + width * right, 1), round(_BOTTOM - _HEIGHT * up, 1)
 
 
-def _grid(frame: _Frame) -> list[str]:
-    """Returns the lines at ticks."""
+def _grid(frame: _Frame) -> tuple[list[str], list[_Label]]:
+    """Returns the lines at ticks, and their numbers."""
     x0, x1, y0, y1 = frame.limits
-    paths = [f"M{frame.place(x, y0)[0]} {_TOP}V{frame.floor}" for x in ticks(x0, x1)]
-    end = _WIDTH - _RIGHT
-    return paths + [f"M{frame.left:.1f} {frame.place(x0, y)[1]}H{end}" for y in ticks(y0, y1)]
-
-
-def _labels(frame: _Frame) -> list[_Label]:
-    """Returns the numbers at ticks."""
-    x0, x1, y0, y1 = frame.limits
-    below = frame.floor + 15
-    labels = [_Label(frame.place(x, y0)[0], below, f"{x:g}", "middle") for x in ticks(x0, x1)]
-    before = frame.left - 5
-    return labels + [
-        _Label(before, frame.place(x0, y)[1] + 4, f"{y:g}", "end") for y in ticks(y0, y1)
-    ]
+    across = [(frame.place(x, y0)[0], f"{x:g}") for x in ticks(x0, x1)]
+    up = [(frame.place(x0, y)[1], f"{y:g}") for y in ticks(y0, y1)]
+    paths = [f"M{x} {_TOP}V{frame.floor}" for x, _ in across]
+    paths += [f"M{frame.left:.1f} {y}H{_WIDTH - _RIGHT}" for y, _ in up]
+    labels = [_Label(x, frame.floor + 15, text, "middle") for x, text in across]
+    return paths, labels + [_Label(frame.left - 5, y + 4, text, "end") for y, text in up]
 
 
 def _drawn(line: ChartLine, color: str, frame: _Frame) -> dict[str, Any]:
     """Returns the parts of a line for the template."""
     at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
-    ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
+    ends = zip(line.x, line.ends, strict=True) if line.ends else ()
+    ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in ends]
     return {
         "name": line.name,
         "color": color,
@@ -129,10 +123,6 @@ def _drawn(line: ChartLine, color: str, frame: _Frame) -> dict[str, Any]:
         "dots": at if line.dots else [],
         "ranges": [f"M{x} {low}V{high}m-3 0h6m-6 {low - high:.1f}h6" for x, low, high in ranges],
     }
-
-
-def _ranges(line: ChartLine) -> list[tuple[float, tuple[float, float]]]:
-    return [*zip(line.x, line.ends, strict=True)] if line.ends else []
 
 
 def _steps(line: ChartLine, frame: _Frame, scale: float) -> str:
@@ -148,12 +138,8 @@ def _steps(line: ChartLine, frame: _Frame, scale: float) -> str:
 def ticks(low: float, high: float) -> list[float]:
     """Returns three to seven round numbers from `low` to `high`."""
     raw = (high - low) / 6
-    power = 10.0 ** _floor_log10(raw)
+    power = 10.0 ** int(f"{raw:e}".partition("e")[2])
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
     first = -(-low // step)
     count = int((high - first * step) / step + 1e-9) + 1
     return [round((first + i) * step, 12) for i in range(count)]
-
-
-def _floor_log10(value: float) -> int:
-    return int(f"{value:e}".partition("e")[2])

@@ -153,7 +153,8 @@ def _score(predictor: "Scorer", source: str, name: str, values: Values) -> None:
     import numpy as np
 
     from dlrm.data.layout import WEIGHT_FILE
-    from dlrm.serving.scoring import probability, shares_of
+    from dlrm.serving.rows.shares import shares_of
+    from dlrm.serving.scoring import probability
     from dlrm.serving.sources import iter_scored_blocks
 
     own, began = values.config(PredictConfig), time.perf_counter()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlrm.data.bags import indices_of
-from dlrm.metrics.intervals import delong_difference
+from dlrm.metrics.judged import delong_difference
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables
@@ -89,7 +89,7 @@ def permutation_importance(
             dealt = _dealt(inputs, field - first_table, order)
         after = RankedRows(predictor.logits_of(dealt), labels)
         gained = after.metrics()["log_loss"] - loss
-        return FieldImportance(names[field], *delong_difference(before, after), gained)
+        return FieldImportance(names[field], *delong_difference(before, after, labels), gained)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         found = threads.map(of_field, range(first_table + inputs.num_tables))

@@ -18,7 +18,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.localize import output_at
 from dlrm.remote.uri import shown
-from dlrm.serving.judged import Judged, warn_of
+from dlrm.serving import judged
+from dlrm.serving.judged import warn_of
 from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Predictor(Judged, Scorer):
+class Predictor(Scorer):
     """A model with the transform of its inputs.
 
     `print(model)` shows its fields and the metrics of its training.
@@ -189,3 +190,6 @@ class Predictor(Judged, Scorer):
         scores = logits.numpy()
         check_scores(scores)
         return scores
+
+    evaluate, importance = judged.evaluate, judged.importance
+    compare, recalibrate, plot = judged.compare, judged.recalibrate, judged.plot

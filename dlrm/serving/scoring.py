@@ -9,7 +9,6 @@ import numpy as np
 from dlrm.data import layout
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import FieldNames, Inputs
-from dlrm.serving.rows.shares import shares_of as shares_of
 
 if TYPE_CHECKING:
     from dlrm.model.config import DLRMConfig

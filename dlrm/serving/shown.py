@@ -1,21 +1,27 @@
-"""A model as text and as HTML: its fields, and the metrics of its training."""
+"""A model as text, as HTML and as a figure: its fields, its training, its scores of rows."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlrm.command_line import missing_extra
 from dlrm.data.schema.schema import Schema
+from dlrm.metrics.judged import ScoredRows
+from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
 from dlrm.remote.uri import shown
 from dlrm.train.checkpoints.checkpoint import Checkpoint
-from dlrm.train.checkpoints.runs import SavedRun, read_run
+from dlrm.train.checkpoints.runs import read_run
+from dlrm.train.reports.curves import TEST, TRAINING
 from dlrm.train.reports.roles import HOLDOUT, SELECTION
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 _MOST_NAMES = 12
+_WIDTH, _HEIGHT = 4.6, 3.8  # inches of a panel
 
 
 def summary_of(model: "Predictor") -> list[str]:
@@ -55,18 +61,73 @@ def html_of(model: "Predictor") -> str:
     return "".join([*parts, table([("", ["role", "columns"])], columns, "columns of the rows")])
 
 
-def run_of(model: "Predictor") -> SavedRun | None:
-    """Returns the run of a model; None if its checkpoint is gone or does not describe it."""
+def figure_of(model: "Predictor", rows: ScoredRows | None) -> Any:
+    """Returns a figure of a model's training and, if there are rows, its scores; see `plot`."""
     try:
-        return read_run(model.path)
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(f"plot: {missing_extra(error, 'plots')}") from None
+    panels = _training(model)
+    if rows is not None:
+        curves = RankedRows(rows.logits[0], rows.labels).curves()
+        panels += [partial(_reliability, **curves["reliability"]), partial(_gain, **curves["gain"])]
+    if not panels:
+        raise ValueError(f"plot: {model.path} does not describe its training; name labeled rows")
+    lines = len(panels) // 2
+    drawn, axes = pyplot.subplots(
+        lines, 2, figsize=(2 * _WIDTH, lines * _HEIGHT), layout="constrained"
+    )
+    pyplot.close(drawn)  # a notebook shows the figure that it gets, and would show an open one too
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        panel(axis)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def _training(model: "Predictor") -> list[Callable[[Any], None]]:
+    """Returns the panels of the training; none if the checkpoint is gone or has no curve."""
+    try:
+        run = read_run(model.path)
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return []
+    if not run.curve and not run.tests:
+        return []
+    tested = run.roles.chooses
+
+    def losses(axis: Any) -> None:
+        axis.plot(*_points(run.curve, "loss"), color=TRAINING, label="training")
+        axis.plot(*_points(run.tests, "log_loss"), color=TEST, marker="o", label=tested)
+        axis.set(title="Training", xlabel="step", ylabel="log loss")
+        axis.legend()
+
+    def aucs(axis: Any) -> None:
+        axis.plot(*_points(run.tests, "auc"), marker="o", color=TEST, label=tested)
+        axis.set(title=f"AUC of the {tested} rows", xlabel="step", ylabel="AUC")
+
+    return [losses, aucs]
 
 
-def points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+def _points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
     """Returns steps and values of the entries of a run that have a value of this name."""
     known = [(one["step"], one[name]) for one in entries if one.get(name) == one.get(name, 1)]
     return [step for step, _ in known], [value for _, value in known]
+
+
+def _reliability(axis: Any, predicted: Any, observed: Any, **others: Any) -> None:
+    most = max(predicted.max(), observed.max()) * 1.05
+    axis.plot([0, most], [0, most], linestyle="--", color="gray", label="perfect")
+    axis.plot(predicted, observed, color=TEST, marker="o", label="model")
+    axis.set(title="Calibration", xlabel="predicted click rate", ylabel="observed click rate")
+    axis.legend()
+
+
+def _gain(axis: Any, rows: Any, clicks: Any) -> None:
+    axis.plot([0, 1], [0, 1], linestyle="--", color="gray", label="at random")
+    axis.plot(rows, clicks, color=TEST, label="model")
+    axis.set(title="Gain", xlabel="share of the rows, highest scores first")
+    axis.set_ylabel("share of the clicks")
+    axis.legend()
 
 
 def _size(model: "Predictor") -> str:

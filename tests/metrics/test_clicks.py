@@ -1,62 +1,82 @@
-"""Metrics, with scikit-learn as the oracle."""
+"""Metrics of tests during training, with scikit-learn as the oracle."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from ranks import Ranks
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.metrics.auc import roc_auc
+from dlrm.distributed import OtherRankError, World
 from dlrm.metrics.clicks import click_metrics, fraction_metrics
 
-# Both sides are ratios of integers below 2**53; only the last division rounds.
-EXACT = 1e-12
+
+@pytest.fixture(scope="module", name="ranks")
+def three_ranks():
+    with Ranks(3) as ranks:
+        yield ranks
 
 
-def test_known_answer(device):
-    scores = torch.tensor([0.1, 0.4, 0.35, 0.8], device=device)
-    labels = torch.tensor([0, 0, 1, 1], device=device)
-    assert roc_auc(scores, labels) == 0.75
-    assert roc_auc(-scores, labels) == 0.25
+def rows_of(count, weighted):
+    """Returns logits, labels and, if requested, weights, some of which are 0."""
+    random = np.random.default_rng(0)
+    logits = random.normal(-1, 2, count).astype(np.float32)
+    labels = (random.random(count) < 0.2).astype(np.float32)
+    weights = np.where(random.random(count) < 0.3, 0, random.exponential(size=count))
+    return [*map(torch.from_numpy, (logits, labels))] + weighted * [torch.from_numpy(weights)]
 
 
-@settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=60))
-def test_ties_count_as_in_scikit_learn(rows):
-    scores = torch.tensor([float(score) for score, _ in rows])
-    labels = torch.tensor([float(label) for _, label in rows])
-    if len(labels.unique()) < 2:
-        assert math.isnan(roc_auc(scores, labels))
-    else:
-        assert abs(roc_auc(scores, labels) - roc_auc_score(labels, scores)) < EXACT
+def click_metrics_of(world, logits, labels, weights=None):
+    return click_metrics(logits, labels, world, weights)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_many_rows_of_every_dtype(dtype, device):
-    random = torch.Generator().manual_seed(0)
-    labels = (torch.rand(200_000, generator=random) < 0.03).float()
-    scores = (torch.randn(200_000, generator=random) + labels).to(dtype)
-    expected = roc_auc_score(labels.numpy(), scores.double().numpy())
-    assert abs(roc_auc(scores.to(device), labels.to(device)) - expected) < EXACT
+def fraction_metrics_of(world, logits, labels, weights=None):
+    return fraction_metrics(logits, labels, world, weights)
 
 
-def test_ties_infinities_and_one_class(device):
-    infinite = [-math.inf, -1.0, -0.0, 0.0, 0.0, 2.0, math.inf, math.inf]
-    labels = torch.tensor([0, 1, 0, 1, 0, 0, 1, 0], device=device)
-    scores = torch.tensor(infinite, device=device)
-    expected = roc_auc_score(labels.cpu(), scores.clamp(-9, 9).cpu())
-    assert abs(roc_auc(scores, labels) - expected) < EXACT
-    assert math.isnan(roc_auc(scores, torch.ones_like(labels)))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_all_metrics_are_those_of_scikit_learn(weighted, device):
+    rows = rows_of(10_000, weighted)
+    logits, labels, *weights = (column.double().numpy() for column in rows)
+    kept = {"sample_weight": weights[0] if weighted else np.ones(10_000)}
+    probabilities = 1 / (1 + np.exp(-logits))
+    rate = np.average(labels, weights=kept["sample_weight"])
+    loss = log_loss(labels, probabilities, **kept)
+    on_device = [column.to(device) for column in rows]
+    found = click_metrics_of(World(), *on_device)
+    assert found == pytest.approx(
+        {
+            "auc": roc_auc_score(labels, logits, **kept),
+            "log_loss": loss,
+            "normalized_entropy": loss / log_loss(labels, np.full(10_000, rate), **kept),
+            "calibration": np.average(probabilities, weights=kept["sample_weight"]) / rate,
+        },
+        rel=1e-9,
+    )
+    loss = fraction_metrics_of(World(), *on_device)
+    assert loss == {"log_loss": found["log_loss"]}
 
 
-def test_counts_are_exact_where_float32_sums_are_not(device):
-    # 2**25 + 1 negatives: a float32 running count stops at 2**24
-    negatives = 2**25 + 1
-    scores = torch.cat([torch.zeros(negatives, dtype=torch.float16), torch.tensor([1.0, -1.0])])
-    labels = torch.cat([torch.zeros(negatives), torch.ones(2)])
-    assert roc_auc(scores.to(device), labels.to(device)) == 0.5
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ranks_have_the_metrics_of_one_process(ranks, weighted):
+    rows = rows_of(9000, weighted)
+    parts = np.arange(9000) % 2  # the last rank has none
+    own = [[column[parts == rank] for column in rows] for rank in range(3)]
+    first, *others = ranks.call(click_metrics_of, own)
+    assert all(other == first for other in others)
+    alone = click_metrics(*rows[:2], weights=rows[2] if weighted else None)
+    assert first == pytest.approx(alone, rel=1e-12)
+    own[0][0][3] = math.nan
+    for found in ranks.call(click_metrics_of, own):
+        assert all(map(math.isnan, found.values()))
+
+
+def test_equal_weights_change_nothing():
+    logits, labels = rows_of(9000, False)
+    weighted = click_metrics(logits, labels, weights=torch.full_like(labels, 0.5))
+    assert weighted == pytest.approx(click_metrics(logits, labels), rel=1e-12)
 
 
 def test_the_loss_of_fractions_is_their_cross_entropy(device):
@@ -70,81 +90,36 @@ def test_the_loss_of_fractions_is_their_cross_entropy(device):
     assert fraction_metrics(*rows) == {"log_loss": pytest.approx(expected, rel=1e-12)}
     broken = torch.tensor([math.inf, 1.0]), torch.tensor([0.5, 0.5])
     assert math.isnan(fraction_metrics(*broken)["log_loss"])
-    with pytest.raises(ValueError, match=r"fraction_metrics: expected scores and labels \[n\]"):
-        fraction_metrics(torch.zeros(3), torch.zeros(2))
 
 
-def test_all_metrics_are_those_of_scikit_learn(device):
-    random = np.random.default_rng(0)
-    logits = random.normal(-1, 2, 10_000)
-    labels = random.random(10_000) < 0.2
-    probabilities = 1 / (1 + np.exp(-logits))
-    rows = (torch.tensor(values, device=device).float() for values in (logits, labels))
-    found = click_metrics(*rows)
-    base = log_loss(labels, np.full(10_000, labels.mean()))
-    assert found == pytest.approx(
-        {
-            "auc": roc_auc_score(labels, logits),
-            "log_loss": log_loss(labels, probabilities),
-            "normalized_entropy": log_loss(labels, probabilities) / base,
-            "calibration": probabilities.mean() / labels.mean(),
-        },
-        rel=1e-6,  # the logits were rounded to float32
-    )
+GOOD = ([0.5, 0.25], [1.0, 0.0], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("scores", "labels", "message"),
+    ("wrong", "message"),
     [
-        ([0.1, math.nan], [0, 1], "a score is NaN"),
-        ([0.1, 0.2], [0, 2], "expected labels 0 and 1"),
-        ([0.1, 0.2], [0], r"\[2\] and \[1\]"),
+        (([0.1, 0.2], [0.0, 2.0], [1.0, 1.0]), "expected labels 0 and 1"),
+        (([0.1, 0.2], [0.0], [1.0]), r"expected scores and labels \[n\], got \[2\] and \[1\]"),
+        (([0.1, 0.2], [0.0, 1.0], [1.0, -1.0]), "expected weights of 0 or more"),
+        (([0.1, 0.2], [0.0, 1.0], [1.0, math.nan]), "expected weights of 0 or more"),
+        (([0.1, 0.2], [0.0, 1.0], [1.0]), r"expected weights \[2\], got \[1\]"),
     ],
 )
-def test_impossible_input_is_refused(scores, labels, message, device):
-    with pytest.raises(ValueError, match=message):
-        roc_auc(torch.tensor(scores, device=device), torch.tensor(labels, device=device))
+def test_what_one_rank_cannot_take_all_refuse_and_name(ranks, wrong, message):
+    for function in (click_metrics_of, fraction_metrics_of):
+        if "labels 0" in message and function is fraction_metrics_of:
+            continue
+        own = [[*map(torch.tensor, wrong if rank == 1 else GOOD)] for rank in range(3)]
+        first, second, third = ranks.call(function, own)
+        assert isinstance(second, ValueError)
+        assert re.match(f"rank 1: {message}", str(second))
+        assert isinstance(first, OtherRankError) and isinstance(third, OtherRankError)  # noqa: PT018
+    good = ranks.call(click_metrics_of, [[*map(torch.tensor, GOOD)]] * 3)
+    assert [found["auc"] for found in good] == [1.0] * 3  # ranks go on
 
 
-@settings(max_examples=200)
-@given(
-    st.lists(
-        st.tuples(st.integers(-3, 3), st.booleans(), st.sampled_from([0.0, 0.1, 1.0, 7.5])),
-        min_size=1,
-        max_size=60,
-    )
-)
-def test_weighted_ties_count_as_in_scikit_learn(rows):
-    scores, labels, weights = (torch.tensor(column).double() for column in zip(*rows, strict=True))
-    counted = weights > 0
-    if len(labels[counted].unique()) < 2:
-        assert math.isnan(roc_auc(scores, labels, weights=weights))
-    else:
-        expected = roc_auc_score(labels, scores, sample_weight=weights)
-        assert abs(roc_auc(scores, labels, weights=weights) - expected) < EXACT
-
-
-def test_all_weighted_metrics_are_those_of_scikit_learn(device):
-    random = np.random.default_rng(0)
-    logits = random.normal(-1, 2, 10_000).astype(np.float32)
-    labels = random.random(10_000) < 0.2
-    weights = np.where(random.random(10_000) < 0.3, 0, random.exponential(size=10_000)).astype("f4")
-    rows = [torch.tensor(values, device=device).float() for values in (logits, labels)]
-    found = click_metrics(*rows, weights=torch.tensor(weights, device=device))
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    kept = {"sample_weight": weights.astype(np.float64)}
-    base = log_loss(labels, np.full(10_000, np.average(labels, weights=weights)), **kept)
-    loss = log_loss(labels, probabilities, **kept)
-    assert found == pytest.approx(
-        {
-            "auc": roc_auc_score(labels, logits, **kept),
-            "log_loss": loss,
-            "normalized_entropy": loss / base,
-            "calibration": np.average(probabilities, weights=weights)
-            / np.average(labels, weights=weights),
-        },
-        rel=1e-9,
-    )
-    assert fraction_metrics(*rows, weights=torch.tensor(weights, device=device)) == {
-        "log_loss": found["log_loss"]
-    }
+def test_only_weights_of_zero_are_refused(ranks):
+    own = [(torch.ones(2), torch.tensor([1.0, 0.0]), torch.zeros(2))] * 3
+    first, *others = ranks.call(click_metrics_of, own)
+    assert "expected sample weights above 0, got 6 zeros" in str(first)
+    assert all(isinstance(error, OtherRankError) for error in others)

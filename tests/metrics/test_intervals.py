@@ -4,18 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
-from dlrm.metrics.intervals import (
+from dlrm.metrics.judged import (
     bootstrap,
     bootstrap_difference,
-    decimals,
     delong,
     delong_difference,
     delong_interval,
     percentiles,
-    wilson,
 )
 from dlrm.metrics.ranked import RankedRows
 
@@ -34,13 +31,13 @@ PATIENTS = """
 def test_delong_gives_the_published_areas_and_errors():
     albumin, protein, score, label = np.array(PATIENTS.split(), float).reshape(-1, 4).T
     models = [RankedRows(values, label) for values in (10 - score, albumin, protein)]
-    areas, covariance = delong(models)
+    areas, covariance = delong(models, label)
     assert areas == pytest.approx([0.7258, 0.7366, 0.6478], abs=5e-5)
     assert np.sqrt(np.diag(covariance)) == pytest.approx([0.1028, 0.0927, 0.1000], abs=5e-5)
-    assert delong_difference(models[1], models[0]) == pytest.approx(
+    assert delong_difference(models[1], models[0], label) == pytest.approx(
         (0.0108, -0.1761, 0.1976, 0.9102), abs=5e-5
     )
-    assert delong_difference(models[2], models[0]) == pytest.approx(
+    assert delong_difference(models[2], models[0], label) == pytest.approx(
         (-0.0780, -0.2830, 0.1271, 0.4561), abs=5e-5
     )
 
@@ -63,15 +60,15 @@ def test_delong_agrees_with_a_bootstrap_of_ten_thousand():
         found.append((ones.metrics(counts)["auc"], others.metrics(counts)["auc"]))
     assert found[0][0] != found[1][0]
     aucs = np.array(found)
-    areas, covariance = delong([ones, others])
+    areas, covariance = delong([ones, others], labels)
     assert areas == pytest.approx([roc_auc_score(labels, one), roc_auc_score(labels, other)])
     # 10,000 replicates give a deviation within 0.7 %; DeLong's differs by terms of 1 / rows.
     np.testing.assert_allclose(np.cov(aucs.T), covariance, rtol=0.06)
-    difference = delong_difference(ones, others)
+    difference = delong_difference(ones, others, labels)
     np.testing.assert_allclose(
         np.quantile(aucs[:, 0] - aucs[:, 1], [0.025, 0.975]), difference[1:3], atol=0.002
     )
-    _, low, high = delong_interval(ones)
+    _, low, high = delong_interval(ones, labels)
     np.testing.assert_allclose(np.quantile(aucs[:, 0], [0.025, 0.975]), [low, high], atol=0.004)
 
 
@@ -83,7 +80,7 @@ def test_clusters_widen_the_interval_as_repeated_rows_must():
     def width(scores, known, groups):
         ranked = RankedRows(scores, known)
         measure = lambda counts, _: ranked.metrics(counts)  # noqa: E731
-        (found,) = bootstrap([measure], groups, len(scores), 400)
+        _, (found,) = bootstrap([measure], groups, len(scores), 400)
         return np.std(found["log_loss"]), np.std(found["auc"])
 
     once, clustered = width(one, labels, None), width(repeated, of_repeated, clusters)
@@ -95,7 +92,7 @@ def test_both_models_have_the_same_replicates():
     one, other, labels = two_models(300)
     models = [RankedRows(scores, labels) for scores in (one, other, one)]
     measures = [lambda counts, _, m=m: m.metrics(counts) for m in models]
-    first, second, third = bootstrap(measures, None, 300, 200)
+    _, (first, second, third) = bootstrap(measures, None, 300, 200)
     assert (first["rmse"] == third["rmse"]).all()
     difference = bootstrap_difference(0.01, first["auc"], second["auc"])
     assert difference.high - difference.low < np.ptp(first["auc"])
@@ -103,11 +100,12 @@ def test_both_models_have_the_same_replicates():
 
 
 def test_what_has_no_interval_has_none():
-    ranked = RankedRows(np.arange(4.0), np.array([0, 0, 0, 1]))
-    assert delong_interval(ranked).value == 1
-    assert math.isnan(delong_interval(ranked).low)
+    labels = np.array([0, 0, 0, 1])
+    found = delong_interval(RankedRows(np.arange(4.0), labels), labels)
+    assert found.value == 1
+    assert math.isnan(found.low)
     assert math.isnan(percentiles(math.nan, np.ones(10)).low)
-    assert percentiles(1.0, None)[0] == 1
+    assert percentiles(1.0, np.empty(0))[0] == 1
 
 
 def test_bounds_stay_within_what_a_metric_can_be():
@@ -115,29 +113,3 @@ def test_bounds_stay_within_what_a_metric_can_be():
     assert percentiles(0.99, replicates).high > 1
     assert percentiles(0.99, replicates, most=1.0).high == 1
     assert percentiles(0.02, np.array([0.0, 0.3, 0.4])).low == 0
-
-
-def test_models_of_other_rows_are_refused():
-    one, other, labels = two_models(20)
-    with pytest.raises(ValueError, match="of the same rows, got 20 and 19 rows"):
-        delong_difference(RankedRows(one, labels), RankedRows(other[1:], labels[1:]))
-    labels_b = labels.copy()
-    labels_b[3] = 1 - labels_b[3]
-    with pytest.raises(ValueError, match="row 3: .* got two labels"):
-        delong_difference(RankedRows(one, labels), RankedRows(other, labels_b))
-
-
-@pytest.mark.parametrize(("clicks", "rows"), [(0, 10), (1, 10), (7, 10), (10, 10), (83, 4000)])
-def test_rates_have_wilsons_interval(clicks, rows):
-    expected = binomtest(clicks, rows).proportion_ci(0.95, "wilson")
-    found = wilson(np.array([clicks / rows]), np.array([rows]))
-    assert np.concatenate(found) == pytest.approx([expected.low, expected.high], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("reach", "digits"),
-    [(0.005, 3), (0.0152, 3), (0.05, 2), (0.14, 2), (0.6, 1), (40, 0), (1e-9, 6), (0, 4)],
-)
-def test_digits_follow_the_width_of_an_interval(reach, digits):
-    assert decimals(0.75 - reach, 0.75 + reach) == digits
-    assert decimals(None, None) == 4

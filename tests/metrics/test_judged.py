@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.metrics.judged import ScoredRows, judge, judge_slices
-from dlrm.metrics.slices import by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.scripts.evaluate.slices import by_day, by_decile, by_unknown, by_value
 
 
 def scored(count=600, seed=0, **others):
@@ -69,16 +69,10 @@ def test_slices_are_the_rows_that_they_name():
     counts = [chosen.sum() for _, chosen in common[:-1]]
     assert counts == sorted(np.bincount(ids).tolist(), reverse=True)[:10]
     deciles = by_decile(numbers)
-    for slices in (common, deciles, by_unknown(ids), by_source(ids % 2, ["day_1", "day_2"])):
+    for slices in (common, deciles, by_unknown(ids)):
         assert (np.sum([chosen for _, chosen in slices], axis=0) == 1).all()
-    assert [name for name, _ in by_unknown(ids)] == [
-        "0",
-        "1",
-        "2",
-        "3 to 5",
-        "6 to 9",
-        "10 or more",
-    ]
+    names = ["0", "1", "2", "3 to 5", "6 to 9", "10 or more"]
+    assert [name for name, _ in by_unknown(ids)] == names
     assert [name for name, _ in by_unknown(ids.clip(max=1))] == ["0", "1"]
     ends = [tuple(map(float, name.split(" to "))) for name, _ in deciles]
     assert all(before[1] < after[0] for before, after in zip(ends, ends[1:], strict=False))

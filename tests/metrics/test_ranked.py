@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from sklearn.metrics import (
     average_precision_score,
     log_loss,
@@ -13,7 +14,7 @@ from sklearn.metrics import (
 )
 
 from dlrm.metrics.clicks import click_metrics
-from dlrm.metrics.ranked import BINS, RankedRows
+from dlrm.metrics.ranked import BINS, RankedRows, wilson
 from dlrm.metrics.table import METRICS, TOPS
 
 
@@ -98,16 +99,17 @@ def test_curves_end_where_the_metrics_say():
     logits, labels, _ = rows(2000, 40)
     ranked = RankedRows(logits, labels)
     found = ranked.metrics()
-    weight, predicted, observed, independent = ranked.reliability()
+    curves = ranked.curves()
+    weight, predicted, observed, *bounds = curves["reliability"].values()
     assert weight.sum() == 2000
-    assert (independent == weight).all()
+    np.testing.assert_array_equal(bounds, wilson(observed, weight))
     assert (weight * np.abs(predicted - observed)).sum() / 2000 == pytest.approx(found["ece"])
-    shares, gains = ranked.gains()
+    shares, gains = curves["gain"].values()
     assert (gains[0], gains[-1]) == (0, 1)
     assert gains[shares.tolist().index(0.2)] == pytest.approx(found["gain@20%"])
-    recall, precision = ranked.precision_recall()
+    recall, precision = curves["precision_recall"].values()
     assert (recall[-1], precision[-1]) == (1, labels.astype(float).mean())
-    edges, counts = ranked.score_counts()
+    edges, counts = curves["scores"].values()
     assert (edges[0], edges[-1], counts.sum()) == (0, ranked.probabilities.max(), 2000)
 
 
@@ -115,9 +117,18 @@ def test_weighted_bins_count_as_many_rows_as_vary_as_much():
     """Of weights 1 and 3 in turns: (1 + 3)^2 / (1 + 9) = 1.6 for two rows."""
     logits, labels, _ = rows(1500, 0)
     weights = np.where(np.arange(1500)[np.argsort(np.argsort(logits))] % 2, 3.0, 1.0)
-    bins = RankedRows(logits, labels, weights).reliability()
-    assert bins.rows == pytest.approx(bins.weight / 2 * 0.8, rel=0.05)
-    assert RankedRows(logits, labels, weights).score_counts()[1].sum() == weights.sum()
+    curves = RankedRows(logits, labels, weights).curves()
+    bins = curves["reliability"]
+    expected = wilson(bins["observed"], bins["weight"] / 2 * 0.8)
+    np.testing.assert_allclose([bins["low"], bins["high"]], expected, rtol=0.02)
+    assert curves["scores"]["rows"].sum() == weights.sum()
+
+
+@pytest.mark.parametrize(("clicks", "rows"), [(0, 10), (1, 10), (7, 10), (10, 10), (83, 4000)])
+def test_rates_have_wilsons_interval(clicks, rows):
+    expected = binomtest(clicks, rows).proportion_ci(0.95, "wilson")
+    found = wilson(np.array([clicks / rows]), np.array([rows]))
+    assert np.concatenate(found) == pytest.approx([expected.low, expected.high], abs=1e-12)
 
 
 @pytest.mark.parametrize("label", [0, 1])

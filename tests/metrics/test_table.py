@@ -18,7 +18,6 @@ from dlrm.metrics.table import (
     TESTED,
     TESTS,
     cost,
-    legend,
     metric_of,
     metrics_note,
 )
@@ -95,15 +94,6 @@ def test_what_costs_least_is_right():
     calibration = METRICS["calibration"]
     assert sorted([1.3, 0.9, 1.0, 0.2], key=calibration.cost) == [1.0, 0.9, 1.3, 0.2]
     assert math.isnan(METRICS["auc"].cost(math.nan))
-
-
-def test_a_legend_has_a_line_for_each_meaning():
-    assert legend(["auc", "log_loss"])["log_loss"] == (
-        "mean negative log-likelihood, nats; lower is better"
-    )
-    assert list(legend(n for n in METRICS if n.startswith("gain"))) == [
-        "gain@1%, gain@5%, gain@10%, gain@20%"
-    ]
 
 
 def test_a_test_explains_the_lesser_known_metrics_once():

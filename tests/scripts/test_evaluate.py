@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
+from dlrm.scripts.evaluate.page import decimals
 from dlrm.scripts.evaluate.rows import read_groups, read_weights
 
 
@@ -294,3 +295,12 @@ def test_bad_input_is_named(trained, other_trained, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "rows have the label 0, so metrics of two classes are undefined" in done.stdout
     assert "rows of --importance have one class, so no field is measured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reach", "digits"),
+    [(0.005, 3), (0.0152, 3), (0.05, 2), (0.14, 2), (0.6, 1), (40, 0), (1e-9, 6), (0, 4)],
+)
+def test_digits_follow_the_width_of_an_interval(reach, digits):
+    assert decimals(0.75 - reach, 0.75 + reach) == digits
+    assert decimals(None, None) == 4

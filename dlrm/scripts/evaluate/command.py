@@ -16,15 +16,13 @@ from dlrm.documents import json_text
 from dlrm.files import atomic_directory, check_replaceable
 from dlrm.flags import Values
 from dlrm.manifest import write_manifest
-from dlrm.metrics.intervals import wilson
 from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
 from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.slices import Slices
 from dlrm.remote.uri import origin, shown
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate import EvaluateConfig
 from dlrm.scripts.evaluate.page import lines_of, page_of
-from dlrm.scripts.evaluate.rows import Collected, collect, divisions, find_columns, is_day
+from dlrm.scripts.evaluate.rows import Collected, collect, find_columns, is_day
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
     FittedRows,
@@ -54,23 +52,33 @@ def run(values: Values) -> None:
     models = [open_predictor(path, sources[0], values) for path in checkpoints]
     correction = _correction(models[0], own)
     found, split = _read(models, sources, own, values)
-    if own.recalibrate:
-        correction = models[0].recalibration
-    rows = found.rows
-    if correction is not None:
-        rows = replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
+    rows, recalibration = found.rows, models[0].recalibration if own.recalibrate else correction
+    if recalibration is not None:
+        rows = replace(rows, logits=(recalibration.of(rows.logits[0]), *rows.logits[1:]))
     judgment = judge(rows, own.bootstrap, own.seed)
-    facts = _facts(models, found, judgment, split)
-    sliced = divisions(models[0], found)
-    facts["slices"] = _judged_slices(rows, sliced, own)
+    facts: dict[str, Any] = {
+        "dlrm_version": __version__,
+        "checkpoint": shown(str(models[0].path)),
+        "against": shown(str(models[1].path)) if len(models) > 1 else None,
+        "sources": [shown(source) for source in sources],
+        "split": split,
+        "role": _role(models[0], sources, split),
+        "values": found.shares.line(),
+        "fields": found.shares.by_field(),
+        "flags_changed": _flags_changed(models),
+        "intervals": judgment.method,
+        "notes": [shown(note) for note in _notes(models, found, judgment)],
+        **judgment.to_json(),
+        "slices": _judged_slices(rows, found, own),
+    }
     if own.recalibrate:
         correction, after = _recalibrated(found.rows)
-        correction.fitted_to = FittedRows.from_sources(found.sources, split)
+        correction.fitted_to = FittedRows.from_sources(sources, split)
         judged = judge(after, own.bootstrap, own.seed)
         facts["recalibration"] = {
             "judged": judged.to_json()["models"][0],
-            "reliability": _reliability(judged.ranked[0]),
-            "slices": _judged_slices(after, sliced, own),
+            "reliability": _curves(judged.ranked[0])["reliability"],
+            "slices": _judged_slices(after, found, own),
         }
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
@@ -163,12 +171,10 @@ def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, ScoredRows]:
     return fit(logits, labels, weights), replace(rows, logits=(mapped,))
 
 
-def _judged_slices(
-    rows: ScoredRows, sliced: list[tuple[str, Slices]], own: EvaluateConfig
-) -> list[dict[str, Any]]:
+def _judged_slices(rows: ScoredRows, found: Collected, own: EvaluateConfig) -> list[dict[str, Any]]:
     return [
         {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
-        for name, slices in sliced
+        for name, slices in found.divisions.items()
     ]
 
 
@@ -186,25 +192,10 @@ def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str,
     ]
 
 
-def _facts(
-    models: Sequence[Predictor], found: Collected, judgment: Judgment, split: str | None
-) -> dict[str, Any]:
+def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
+    """Returns the flags in which the trainings of two models differ, with their values."""
     runs = [read_run(model.path) for model in models]
-    flags = [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
-    return {
-        "dlrm_version": __version__,
-        "checkpoint": shown(str(models[0].path)),
-        "against": shown(str(models[1].path)) if len(models) > 1 else None,
-        "sources": [shown(source) for source in found.sources],
-        "split": split,
-        "role": _role(models[0], found.sources, split),
-        "values": found.shares.line(),
-        "fields": found.shares.by_field(),
-        "flags_changed": flags,
-        "intervals": judgment.method,
-        "notes": [shown(note) for note in _notes(models, found, judgment)],
-        **judgment.to_json(),
-    }
+    return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 
 
 def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | None:
@@ -241,26 +232,10 @@ def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) ->
 
 def _curves(ranked: RankedRows) -> dict[str, Any]:
     """Returns the curves of a model's scores, as JSON values."""
-    edges, counts = ranked.score_counts()
-    shares, gains = ranked.gains()
-    recall, precision = ranked.precision_recall()
     return {
-        "reliability": _reliability(ranked),
-        "scores": _lists(edges=edges, rows=counts),
-        "gain": _lists(rows=shares, clicks=gains),
-        "precision_recall": _lists(recall=recall, precision=precision),
-    }
-
-
-def _reliability(ranked: RankedRows) -> dict[str, Any]:
-    """Returns predicted and observed click rates of each decile of the scores, as JSON values."""
-    weight, predicted, observed, rows = ranked.reliability()
-    low, high = wilson(observed, rows)
-    return _lists(weight=weight, predicted=predicted, observed=observed, low=low, high=high)
-
-
-def _lists(**curve: Any) -> dict[str, list[float | None]]:
-    return {
-        name: [round(float(v), 8) if math.isfinite(v) else None for v in values]
-        for name, values in curve.items()
+        name: {
+            key: [round(float(v), 8) if math.isfinite(v) else None for v in values]
+            for key, values in curve.items()
+        }
+        for name, curve in ranked.curves().items()
     }

@@ -1,11 +1,11 @@
 """The results of an evaluation: as lines for a terminal, and as a self-contained page."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import aligned
-from dlrm.metrics.intervals import decimals
 from dlrm.metrics.table import METRICS, TESTED, title
 from dlrm.pages import Bar, Cell, Section, Tile, document, grid, note, table
 from dlrm.pages.charts import ChartLine, chart
@@ -144,6 +144,16 @@ def _slice_table(facts: Facts, place: int) -> Table:
 def _number(value: float | None, digits: int = 4, sign: str = "") -> str:
     """Returns a number, or a dash if a metric is undefined."""
     return "–" if value is None else f"{value:{sign}.{digits}f}"
+
+
+def decimals(low: float | None, high: float | None) -> int:
+    """Returns the digits after the point that an interval supports: 3 for a reach of 0.005.
+
+    One digit of the reach is kept, or two if they are less than 36; without an interval 4 are kept.
+    """
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return 4
+    return min(max(math.ceil(-math.log10((high - low) / 7.1)), 0), 6)
 
 
 def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:

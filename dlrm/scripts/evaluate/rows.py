@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,11 @@ import numpy as np
 from dlrm.data.schema.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.metrics.ranked import check_weights
-from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.scripts.evaluate.slices import Slices, by_day, by_decile, by_unknown, by_value
 from dlrm.serving.importance import Sample
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.shares import Shares
-from dlrm.serving.scoring import shares_of
+from dlrm.serving.rows.shares import Shares, shares_of
 from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
 
 DAY = "day"  # in --slices
@@ -33,29 +31,18 @@ Columns = tuple[dict[str, Path], Schema | None]
 
 @dataclass
 class Collected:
-    """Scored rows, and columns to divide them by.
+    """Scored rows and their slices.
 
     Attributes:
         rows: scores of each model, labels, and weights and groups if they were requested.
-        sources: files and datasets, in order.
-        source: for each row, its index in `sources`.
-        fields: name of a field that divides the rows -> its values: ids, numbers or, for lists, the
-            number of ids in each row.
-        lists: those of `fields` that have lists.
-        unknown: for each row, the number of values without an id; None if the model has no
-            transform.
-        times: microseconds since 1970 in UTC, if they were requested.
+        divisions: name of a division of the rows -> its slices: files, days, unknown values, and
+            the fields of `--slices`.
         shares: shares of missing and unknown values of each field.
         sample: inputs of evenly spaced rows, and their labels.
     """
 
     rows: ScoredRows
-    sources: list[str]
-    source: np.ndarray
-    fields: dict[str, np.ndarray]
-    lists: set[str]
-    unknown: np.ndarray | None
-    times: np.ndarray | None
+    divisions: dict[str, Slices]
     shares: Shares
     sample: tuple[Inputs, np.ndarray]
 
@@ -138,7 +125,7 @@ def collect(
     Args:
         models: the first one's transform interprets the rows; the others take the same rows.
         sources: logs, CSVs or directories of datasets.
-        fields: names of the fields whose values are kept.
+        fields: names of the fields whose values divide the rows.
         most_kept: maximum number of rows whose inputs are kept.
 
     Raises:
@@ -148,8 +135,7 @@ def collect(
     first, (files, schema) = models[0], columns
     places = _places_of(models, fields)
     transform = first.transform
-    shares, sample = shares_of(transform), Sample(most_kept)
-    lists: set[str] = set()
+    shares, sample, lists = shares_of(transform), Sample(most_kept), set[str]()
     tables = slice(None) if transform is None else ~np.array(transform.of_ids, bool)
     found: dict[str, list[np.ndarray]] = defaultdict(list)
 
@@ -168,7 +154,7 @@ def collect(
         found["label"].append(block.labels)
         found["unknown"].append(block.inputs.without_id()[:, tables].sum(1))
         for name, column in (block.extra or {}).items():
-            found[f"extra {name}"].append(column)
+            found[name].append(column)
         return len(block.labels)
 
     counts = []
@@ -179,17 +165,23 @@ def collect(
     joined = {name: np.concatenate(parts) for name, parts in found.items()}
     weights, groups, times = _read_columns(files, joined, sum(counts))
     logits = tuple(joined[f"model {number}"] for number in range(len(models)))
-    return Collected(
-        ScoredRows(logits, joined["label"], weights, groups),
-        list(sources),
-        np.repeat(np.arange(len(sources), dtype=np.int32), counts),
-        {name: joined[f"field {name}"] for name in fields},
-        lists,
-        None if transform is None else joined["unknown"],
-        times,
-        shares,
-        sample.rows(),
-    )
+    divisions = {}
+    if len(sources) > 1:
+        index = np.repeat(np.arange(len(sources)), counts)
+        divisions["file"] = [(name, index == place) for place, name in enumerate(sources)]
+    if times is not None:
+        divisions["day (UTC)"] = by_day(times)
+    if transform is not None:
+        divisions["values without an id"] = by_unknown(joined["unknown"])
+    for name, place in places.items():
+        values, table = joined[f"field {name}"], place - len(field_names(first)[0])
+        if table >= 0 and name not in lists:
+            divisions[name] = _by_ids(first, table, values)
+        else:
+            shown = f"ids of {name}" if name in lists else name
+            divisions[shown] = by_decile(values.astype(np.float64))
+    rows = ScoredRows(logits, joined["label"], weights, groups)
+    return Collected(rows, divisions, shares, sample.rows())
 
 
 def _places_of(models: Sequence[Predictor], fields: Sequence[str]) -> dict[str, int]:
@@ -222,36 +214,17 @@ def _values(model: Predictor, inputs: Inputs, field: int) -> tuple[np.ndarray, b
     return inputs.ids[ends[:, table] - 1], False
 
 
-def divisions(model: Predictor, found: Collected) -> list[tuple[str, Slices]]:
-    """Returns the divisions of rows: files, days, unknown values, and the fields of `--slices`."""
-    slices = []
-    if len(found.sources) > 1:
-        slices.append(("file", by_source(found.source, found.sources)))
-    if found.times is not None:
-        slices.append(("day (UTC)", by_day(found.times)))
-    if found.unknown is not None:
-        slices.append(("values without an id", by_unknown(found.unknown)))
-    _, categorical = field_names(model)
+def _by_ids(model: Predictor, table: int, ids: np.ndarray) -> Slices:
     transform = model.transform
-
-    def value(table: int, number: int) -> str:
-        return transform.value(table, number) if transform else f"id {number}"
-
-    for name, values in found.fields.items():
-        if name in categorical and name not in found.lists:
-            slices.append((name, by_value(values, partial(value, categorical.index(name)))))
-        else:
-            shown = f"ids of {name}" if name in found.lists else name
-            slices.append((shown, by_decile(values.astype(np.float64))))
-    return slices
+    return by_value(ids, lambda id: transform.value(table, id) if transform else f"id {id}")
 
 
 def _read_columns(
     files: Mapping[str, Path], joined: Mapping[str, np.ndarray], rows: int
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Returns weights, groups and times of rows, from files or the columns of tables."""
-    groups = next((joined[name] for name in joined if name.startswith("extra group_")), None)
-    weights, times = joined.get("extra weight"), joined.get("extra time")
+    groups = next((joined[name] for name in joined if name.startswith("group_")), None)
+    weights, times = joined.get("weight"), joined.get("time")
     if "groups" in files:
         groups = read_groups(files["groups"], rows)
     if "weights" in files:

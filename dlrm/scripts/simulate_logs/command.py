@@ -13,7 +13,7 @@ import numpy as np
 from dlrm.files import atomic_directory
 from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
-from dlrm.metrics.ranked import Curve
+from dlrm.metrics.auc import auc
 from dlrm.preproc.splits import splitmix64
 from dlrm.scripts.common.table_flags import say_progress
 from dlrm.scripts.simulate_logs import Simulation
@@ -263,12 +263,11 @@ class _Judgment:
 
     def to_json(self) -> dict[str, float | int | None]:
         """Returns rows, click rate, AUC (ties count half; None with one class) and log loss."""
-        curve = Curve(self._counts.sum(0).cumsum(), self._counts[1].cumsum())
-        rows, auc = int(curve.rows), curve.auc()
+        rows, area = int(self._counts.sum()), auc(*self._counts)
         return {
             "rows": rows,
-            "click_rate": curve.clicks / rows if rows else None,
-            "auc": None if math.isnan(auc) else auc,
+            "click_rate": float(self._counts[1].sum() / rows) if rows else None,
+            "auc": None if math.isnan(area) else area,
             "log_loss": float(self._loss / rows) if rows else None,
         }
 

@@ -1,6 +1,6 @@
 """Parts of the rows to evaluate separately: each has a name and its rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +9,7 @@ Slices = list[tuple[str, np.ndarray]]  # name, bool [rows]
 _MOST_VALUES = 10
 _MOST_DAYS = 31
 _MICROSECONDS = 86_400_000_000  # of a day
-_UNKNOWN = (0, 1, 2, 3, 6, 10)  # the least of each slice
+_UNKNOWN = {"0": 0, "1": 1, "2": 2, "3 to 5": 3, "6 to 9": 6, "10 or more": 10}  # least of each
 
 
 def by_value(values: np.ndarray, name: Callable[[int], str]) -> Slices:
@@ -38,13 +38,10 @@ def by_decile(values: np.ndarray) -> Slices:
     edges = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="lower"))
     places = np.searchsorted(edges, values, side="left")
     slices = []
-    for place in range(len(edges) + 1):
+    for place in np.unique(places):
         chosen = places == place
-        if chosen.any():
-            ends = dict.fromkeys(
-                f"{end:.4g}" for end in (values[chosen].min(), values[chosen].max())
-            )
-            slices.append((" to ".join(ends), chosen))
+        ends = (f"{end:.4g}" for end in (values[chosen].min(), values[chosen].max()))
+        slices.append((" to ".join(dict.fromkeys(ends)), chosen))
     return slices
 
 
@@ -54,28 +51,12 @@ def by_unknown(counts: np.ndarray) -> Slices:
     Args:
         counts: `[rows]`.
     """
-    slices = []
-    for least, end in pairwise((*_UNKNOWN, None)):
-        assert least is not None
-        name = (
-            str(least)
-            if end == least + 1
-            else f"{least} to {end - 1}"
-            if end
-            else f"{least} or more"
-        )
-        slices.append((name, (counts >= least) & (counts < (end or np.inf))))
+    ends = pairwise([*_UNKNOWN.values(), np.inf])
+    slices = [
+        (name, (counts >= least) & (counts < end))
+        for name, (least, end) in zip(_UNKNOWN, ends, strict=True)
+    ]
     return [(name, chosen) for name, chosen in slices if chosen.any()]
-
-
-def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:
-    """Returns the rows of each file.
-
-    Args:
-        index: `[rows]`, of `names`.
-        names: of the files.
-    """
-    return [(name, index == place) for place, name in enumerate(names)]
 
 
 def by_day(times: np.ndarray) -> Slices:
