@@ -1,12 +1,10 @@
 """A trained model that scores rows in this process: `dlrm.load(DIR).predict(rows)`."""
 
-import copy
 import os
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.shares import Shares, shares_of
+from dlrm.serving.rows.shares import shares_of
 from dlrm.serving.scoring import Scorer, field_names as field_names, probability
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.sources import frame_blocks, taken_from
@@ -35,8 +33,6 @@ from dlrm.train.checkpoints.runs import read_results
 
 if TYPE_CHECKING:
     from dlrm.data.tables.draft import Draft
-
-T = TypeVar("T")
 
 
 class Predictor(Scorer):
@@ -111,20 +107,10 @@ class Predictor(Scorer):
         """
         shares = shares_of(self.row_transform)
         frame = frame_of(rows, self.row_transform)
-        parts = [*self._of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
+        blocks = frame_blocks(self, frame, False, shares)
+        parts = [*taken_from(blocks, lambda block: self.logits_of(block.inputs))]
         warn_of(shares)
         return np.concatenate([np.empty(0, np.float32), *parts])
-
-    def _of_frame(
-        self, frame: Any, labeled: bool, shares: Shares, take: Callable[[Inputs, Any], T]
-    ) -> Iterator[T]:
-        blocks = frame_blocks(self, frame, labeled, shares)
-        return taken_from(blocks, lambda block: take(block.inputs, block.labels))
-
-    def _with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
-        other = copy.copy(self)
-        other.recalibration = recalibration
-        return other
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.

@@ -1,8 +1,9 @@
 """The base of models that score rows, checkpoints and exported ones, without torch."""
 
+import copy
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dlrm.serving.rows.inputs import FieldNames, Inputs
 
 if TYPE_CHECKING:
     from dlrm.model.config import DLRMConfig
+    from dlrm.serving.network.recalibration import Recalibration
 
 
 class Scorer(ABC):
@@ -22,12 +24,15 @@ class Scorer(ABC):
         path: the path that the model was loaded from.
         batch_size: rows scored at a time.
         config: the architecture of the network; None for an exported version, for raw rows only.
+        recalibration: recalibration of the logits of the network; None for none. That of an
+            exported version comes after the one that was exported with it.
     """
 
     transform: Transform | None
     path: Path
     batch_size: int
     config: "DLRMConfig | None" = None
+    recalibration: "Recalibration | None" = None
 
     @abstractmethod
     def logits_of(self, inputs: Inputs) -> np.ndarray:
@@ -38,6 +43,11 @@ class Scorer(ABC):
             RowError: a number is not finite, or an id is outside its table.
             ScoreError: a row's logit is not finite.
         """
+
+    def _with_recalibration(self, recalibration: "Recalibration | None") -> Self:
+        other = copy.copy(self)
+        other.recalibration = recalibration
+        return other
 
     @property
     def row_transform(self) -> Transform:

@@ -38,6 +38,8 @@ class OnnxScorer(scoring.Scorer):
         """Returns the logits of a model's inputs, float32 `[rows]`; see `Scorer`."""
         (checked,) = self.reader.check([inputs])
         logits = self._score(*checked.arrays)[:, 0]
+        if self.recalibration is not None:
+            logits = self.recalibration.of(logits)
         check_scores(logits)
         return logits
 
