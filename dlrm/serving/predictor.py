@@ -156,7 +156,12 @@ class Predictor(Scorer):
         )
 
     def logits_of(self, inputs: Inputs) -> np.ndarray:
-        """Returns the logits of a model's inputs, float32 `[rows]`; see `Scorer`."""
+        """Returns the logits of a model's inputs, float32 `[rows]`.
+
+        Raises:
+            ValueError: their shapes, types or values do not match the model.
+            ScoreError: a row's logit is not finite.
+        """
         device = next(self.model.parameters()).device
         sizes = () if self.config.hash_indices else self.config.table_sizes
         # The look-up knows no names of fields, and its rows are those of a part.
