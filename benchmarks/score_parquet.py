@@ -29,9 +29,10 @@ import torch
 
 import dlrm
 from dlrm.deployment import export
-from dlrm.serving.exported import ExportedModel
+from dlrm.serving.exported import open_exported
 from dlrm.serving.rows.config import BATCH_SIZE, SourceConfig
-from dlrm.serving.scoring import Scoring, probability, shares_of
+from dlrm.serving.rows.shares import shares_of
+from dlrm.serving.scoring import Scorer, probability
 from dlrm.serving.sources import iter_scored_blocks
 
 NUMBERS, WORDS = [f"number {i}" for i in range(8)], [f"word {i}" for i in range(12)]
@@ -52,7 +53,7 @@ def rows(count: int, seed: int) -> pa.Table:
     )
 
 
-def ours(model: Scoring, path: Path) -> np.ndarray:
+def ours(model: Scorer, path: Path) -> np.ndarray:
     """Returns scores as `dlrm predict` computes them."""
     shares, config = shares_of(model.transform), SourceConfig(label=False)
     parts = iter_scored_blocks(
@@ -85,7 +86,7 @@ def make_sides(directory: Path, path: Path) -> dict[str, Side]:
     model.save(directory / "model")
     words = ["--checkpoint", directory / "model", "--save-dir", directory / "repository"]
     export.run(export.parse([str(word) for word in words]))
-    exported = ExportedModel(directory / "repository" / "model" / "1", BATCH_SIZE)
+    exported = open_exported(directory / "repository" / "model" / "1", BATCH_SIZE)
     encode = Encoder(table)
     data = lightgbm.Dataset(
         encode(table), table["click"].to_numpy(), categorical_feature=range(len(NUMBERS), 20)

@@ -26,7 +26,8 @@ from dlrm.command_line import say
 from dlrm.documents import cell
 from dlrm.files import atomic_file, make_directories
 from dlrm.flags import Values, run_command
-from dlrm.metrics.table import line_of, metrics_note, one_class_note
+from dlrm.metrics.ranked import RankedRows
+from dlrm.metrics.table import TESTED, line_of, metrics_note, one_class_note
 from dlrm.preproc.spark.session import SparkConfig, open_engine
 from dlrm.scripts.common.scoring import CSV_FLAGS, open_predictor, scoring_line, source_config
 from dlrm.scripts.common.table_flags import SPARK, spark_query
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from dlrm.preproc.spark.query import SparkQuery
     from dlrm.serving.rows.inputs import Inputs
-    from dlrm.serving.scoring import Scoring
+    from dlrm.serving.scoring import Scorer
     from dlrm.serving.sources import SourceBlock
 
 _LONGEST_BAR = 30  # characters, in an explanation
@@ -111,20 +112,20 @@ def _check_paths(own: PredictConfig, query: "SparkQuery | None") -> None:
         raise ValueError(f"--output {output}: is the --input, which it would replace")
 
 
-def _open(own: PredictConfig, values: Values) -> "Scoring":
+def _open(own: PredictConfig, values: Values) -> "Scorer":
     """Opens a checkpoint, or an exported model."""
-    from dlrm.serving.exported import ExportedModel, exported_version
+    from dlrm.serving.exported import exported_version, open_exported
 
     if (version := exported_version(values["checkpoint"])) is None:
         return open_predictor(values["checkpoint"], own.input, values)
     for name in ("dataset", "explain"):
         if values[name] is not None:
             raise ValueError(f"--{name}: expected a checkpoint, got {version}, an exported model")
-    return ExportedModel(version, values["batch_size"])
+    return open_exported(version, values["batch_size"])
 
 
 @contextmanager
-def _rows_of_query(query: "SparkQuery", predictor: "Scoring", values: Values) -> Iterator[str]:
+def _rows_of_query(query: "SparkQuery", predictor: "Scorer", values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
     from dlrm.preproc.errors import EngineError
     from dlrm.preproc.spark.query import fetch_rows
@@ -147,12 +148,13 @@ def _rows_of_query(query: "SparkQuery", predictor: "Scoring", values: Values) ->
             raise ValueError(f"{query.flag}: {message}") from None
 
 
-def _score(predictor: "Scoring", source: str, name: str, values: Values) -> None:
+def _score(predictor: "Scorer", source: str, name: str, values: Values) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     import numpy as np
 
     from dlrm.data.layout import WEIGHT_FILE
-    from dlrm.serving.scoring import probability, shares_of
+    from dlrm.serving.rows.shares import shares_of
+    from dlrm.serving.scoring import probability
     from dlrm.serving.sources import iter_scored_blocks
 
     own, began = values.config(PredictConfig), time.perf_counter()
@@ -189,7 +191,7 @@ def _score(predictor: "Scoring", source: str, name: str, values: Values) -> None
     if not rows:
         say(f"note: there are no rows in {name}")
     if labels and rows:
-        _say_metrics(predictor, np.concatenate(logits), np.concatenate(labels))
+        _say_metrics(np.concatenate(logits), np.concatenate(labels))
         if (Path(name, config.split) / WEIGHT_FILE).is_file():
             say(
                 "note: these metrics count every row once; `dlrm evaluate --weights weight` weighs "
@@ -212,7 +214,7 @@ def _header(rows: int) -> bytes:
     return header.getvalue()
 
 
-def _explanation(predictor: "Scoring", inputs: "Inputs") -> Iterator[str]:
+def _explanation(predictor: "Scorer", inputs: "Inputs") -> Iterator[str]:
     """Yields each field's contribution to the logit of a row, as a table with bars."""
     import numpy as np
 
@@ -235,7 +237,7 @@ def _explanation(predictor: "Scoring", inputs: "Inputs") -> Iterator[str]:
         yield f"{name}  {value}  {added[field]:+9.4f}  {bar}".rstrip()
 
 
-def _shown_ids(predictor: "Scoring", table: int, ids: list[int]) -> str:
+def _shown_ids(predictor: "Scorer", table: int, ids: list[int]) -> str:
     """Returns a row's value of a field, or those of a list, of which a long one is truncated."""
     transform = predictor.transform
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
@@ -243,8 +245,9 @@ def _shown_ids(predictor: "Scoring", table: int, ids: list[int]) -> str:
     return ", ".join(map(cell, shown)) + more if shown else "(empty)"
 
 
-def _say_metrics(predictor: "Scoring", logits: "np.ndarray", labels: "np.ndarray") -> None:
-    metrics = predictor.tested(logits, labels)
+def _say_metrics(logits: "np.ndarray", labels: "np.ndarray") -> None:
+    found = RankedRows(logits, labels).metrics()
+    metrics = {name: found[name] for name in TESTED}
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
     say(line_of(known), is_prose=True)
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):

@@ -14,7 +14,7 @@ from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.exportable import Exportable
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.scoring import field_names
+from dlrm.serving.scoring import Scorer, field_names
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
@@ -63,7 +63,7 @@ class Sample:
 
 
 def permutation_importance(
-    predictor: "Predictor", inputs: Inputs, labels: np.ndarray, seed: int = 0
+    predictor: Scorer, inputs: Inputs, labels: np.ndarray, seed: int = 0
 ) -> list[FieldImportance]:
     """Returns the importance of every field (Breiman, 2001), the most important first.
 

@@ -1,6 +1,7 @@
 """A model judged on labeled rows: metrics, importance, comparison, recalibration and a picture.
 
-These functions are methods of `dlrm.serving.predictor.Predictor`. Their rows are a table that
+These functions take any `Scorer`, also an exported one, but for `plot`, which shows a training;
+they are methods of `dlrm.serving.predictor.Predictor`. Their rows are a table that
 `logits` accepts, with the column of labels; a `Dataset` or its directory, of which they read a
 split; or the path of a file of rows. Paths may be URIs.
 """
@@ -20,10 +21,17 @@ from dlrm.remote.uri import is_uri
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import SPLITS
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.shares import Shares, shares_of
 from dlrm.serving.rows.tables import scoring_reader
-from dlrm.serving.scoring import probability, shares_of
+from dlrm.serving.scoring import Scorer, probability
 from dlrm.serving.shown import figure_of
+from dlrm.serving.sources import (
+    SourceBlock,
+    SourceConfig,
+    frame_blocks,
+    iter_scored_blocks,
+    taken_from,
+)
 from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
@@ -33,11 +41,12 @@ if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Scorer)
 _REPLICATES = 200  # of the bootstrap
 
 
 def evaluate(
-    model: "Predictor",
+    model: Scorer,
     frame: Any,
     split: str = "test",
     *,
@@ -74,7 +83,7 @@ def evaluate(
 
 
 def importance(
-    model: "Predictor", frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
+    model: Scorer, frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
 ) -> list["FieldImportance"]:
     """Returns the importance of every field by permutation, the most important first.
 
@@ -98,9 +107,7 @@ def importance(
     return permutation_importance(model, inputs, labels, seed)
 
 
-def compare(
-    model: "Predictor", other: "Predictor", frame: Any, split: str = "test"
-) -> dict[str, Difference]:
+def compare(model: Scorer, other: Scorer, frame: Any, split: str = "test") -> dict[str, Difference]:
     """Compares this model's metrics with another's on the same labeled rows.
 
     Args:
@@ -116,7 +123,7 @@ def compare(
         ValueError: rows cannot be read, see `evaluate`; `other` is no model, or has another
             label.
     """
-    if not isinstance(other, type(model)):
+    if not isinstance(other, Scorer):
         raise ValueError(
             "other: expected a model, as dlrm.load or dlrm.fit returns it, got "
             f"{type(other).__name__}"
@@ -132,7 +139,7 @@ def compare(
     return judge(both, _REPLICATES).differences
 
 
-def recalibrate(model: "Predictor", frame: Any, split: str = "validation") -> "Predictor":
+def recalibrate(model: S, frame: Any, split: str = "validation") -> S:
     """Returns a model with the same network whose scores are recalibrated to labeled rows.
 
     The recalibration is a logistic regression on the logit (Platt, 1999).
@@ -171,7 +178,7 @@ def plot(model: "Predictor", frame: Any = None, split: str = "test") -> Any:
     return figure_of(model, None if frame is None else _scored(model, frame, split))
 
 
-def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
+def _scored(model: Scorer, frame: Any, split: str = "test") -> ScoredRows:
     """Returns the logits and labels of rows; see `evaluate`."""
     parts = _taken(model, frame, split, lambda inputs, labels: (model.logits_of(inputs), labels))
     logits, labels = map(np.concatenate, zip(*parts, strict=True))
@@ -180,26 +187,26 @@ def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
 
 @in_python()
 def _taken(
-    model: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
+    model: Scorer, frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
 ) -> list[T]:
     """Returns the results of a function of the inputs and labels of each block of rows.
 
     Raises:
         ValueError: there are no rows; see `evaluate`.
     """
-    from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
-
     shares, path = shares_of(model.transform), getattr(frame, "path", frame)
+
+    def labeled(block: SourceBlock) -> T:
+        if block.labels is None:
+            raise ValueError(f"{path}: expected rows with labels, got none")
+        return take(block.inputs, block.labels)
+
     if is_frame(frame) or not isinstance(path, str | os.PathLike):
-        parts = [*model._of_frame(frame, True, shares, take)]
+        blocks = frame_blocks(model, frame, True, shares)
+        parts = [*taken_from(blocks, labeled)]
     else:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-
-        def labeled(block: SourceBlock) -> T:
-            if block.labels is None:
-                raise ValueError(f"{path}: expected rows with labels, got none")
-            return take(block.inputs, block.labels)
 
         config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
         with errors_shown():

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from dlrm.data import layout
 from dlrm.data.transform.difference import compare_transforms
@@ -61,46 +60,32 @@ def load(
     with errors_shown():
         path = local_path(checkpoint, "checkpoint")
         rows = local_path(dataset, "dataset") if dataset else None
-        place = None if rows is None else Path(rows)
-        made = _loaded(Path(path), place, allow_other_transform, say, allow_links)
-    weakref.finalize(made.model, str, path)  # keeps the copy; recalibrated models share the network
-    return made
-
-
-def _loaded(
-    checkpoint: Path,
-    dataset: Path | None,
-    allow_other_transform: bool,
-    say: Callable[[str], object],
-    allow_links: bool,
-) -> Predictor:
-    for _ in range(_ATTEMPTS):
-        with (
-            suppress(ReplacedError),
-            Checkpoint.held(checkpoint) as held,
-            unreplaced(held.path),
-            own_settings(),
-        ):
-            path = held.path
-            note = dataset and compare_transforms(
-                path, dataset, allow_other_transform, allow_links=allow_links
-            )
-            model = load_model(path)
-            transform = load_transform(path, model.config, dataset)
-            recalibration = load_recalibration(path)
-            break
-    else:
-        raise ReplacedError(f"{checkpoint}: replaced {_ATTEMPTS} times while it was read")
-    if note:
-        say(note)
-    return Predictor(model, transform, path, recalibration=recalibration)
+        for _ in range(_ATTEMPTS):
+            with (
+                suppress(ReplacedError),
+                Checkpoint.held(path) as held,
+                unreplaced(held.path),
+                own_settings(),
+            ):
+                note = rows and compare_transforms(
+                    held.path, Path(rows), allow_other_transform, allow_links=allow_links
+                )
+                model = load_model(held.path)
+                transform = load_transform(held.path, model.config, rows)
+                recalibration = load_recalibration(held.path)
+                break
+        else:
+            raise ReplacedError(f"{path}: replaced {_ATTEMPTS} times while it was read")
+        if note:
+            say(note)
+    weakref.finalize(model, str, path)  # keeps the copy; recalibrated models share the network
+    return Predictor(model, transform, held.path, recalibration=recalibration)
 
 
 def load_model(path: Path, device: str = "cpu") -> DLRM:
     """Makes the network that a checkpoint describes, and loads the weights."""
-    checkpoint = Checkpoint(path)
-    model = DLRM(_model_config(checkpoint)).to(device).eval()
-    checkpoint.load(Parameters(model, model.table_parameters()).averaged())
+    model = DLRM(model_config(path)).to(device).eval()
+    Checkpoint(path).load(Parameters(model, model.table_parameters()).averaged())
     return model
 
 
@@ -110,28 +95,18 @@ def model_config(path: Path) -> DLRMConfig:
     Raises:
         ValueError: the checkpoint does not describe it.
     """
-    return _model_config(Checkpoint(path))
-
-
-def _model_config(checkpoint: Checkpoint) -> DLRMConfig:
-    path, config, first = checkpoint.path, checkpoint.config, "bottom_mlp.0.weight"
+    checkpoint, first = Checkpoint(path), "bottom_mlp.0.weight"
     try:
-        saved = config["flags"]
-        values: dict[str, Any] = {
-            field.name: tuple(saved[field.name])
-            if isinstance(saved[field.name], list)
-            else saved[field.name]
-            for field in fields(DLRMConfig)
-            if field.name in saved
-        }
-        values["table_sizes"] = tuple(config["dataset"]["table sizes"])
-        for name, said in _OF_FIELDS.items():
-            of_fields = config["dataset"].get(said)
-            values[name] = None if of_fields is None else tuple(of_fields)
+        flags, data = checkpoint.config["flags"], checkpoint.config["dataset"]
+        names = {field.name for field in fields(DLRMConfig)} & flags.keys()
+        values = {name: flags[name] for name in names}
+        values |= {name: data.get(said) for name, said in _OF_FIELDS.items()}
+        values["table_sizes"] = data["table sizes"]
         if (weight := checkpoint.dense[first]).ndim != 2:
             raise ValueError(f"{first}: expected a matrix, got {[*weight.shape]}")
         values["num_numerical_features"] = weight.shape[1]
-        return DLRMConfig(**values)
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return DLRMConfig(**(values | lists))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: not of a DLRM ({error!r})") from error
     except ValueError as error:

@@ -1,23 +1,17 @@
 """A trained model that scores rows in this process: `dlrm.load(DIR).predict(rows)`."""
 
-import copy
 import os
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from dlrm.data.clicks.batch import Batch
-from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_outside
 from dlrm.locks import in_use, unreplaced
-from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.remote.localize import output_at
@@ -26,20 +20,12 @@ from dlrm.serving import judged
 from dlrm.serving.judged import warn_of
 from dlrm.serving.network.recalibration import Recalibration, texts_of
 from dlrm.serving.rows.config import BATCH_SIZE
-from dlrm.serving.rows.inputs import Inputs, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs, check_scores
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.shares import Shares
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
-from dlrm.serving.scoring import (
-    Scoring,
-    check_logits,
-    field_names as field_names,
-    names_of,
-    probability,
-    shares_of,
-)
+from dlrm.serving.rows.shares import shares_of
+from dlrm.serving.scoring import Scorer, field_names as field_names, probability
 from dlrm.serving.shown import html_of, lines_of, summary_of
-from dlrm.serving.sources import inputs_of
+from dlrm.serving.sources import frame_blocks, taken_from
 from dlrm.serving.wording import in_python
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -48,10 +34,8 @@ from dlrm.train.checkpoints.runs import read_results
 if TYPE_CHECKING:
     from dlrm.data.tables.draft import Draft
 
-T = TypeVar("T")
 
-
-class Predictor(Scoring):
+class Predictor(Scorer):
     """A model with the transform of its inputs.
 
     `print(model)` shows its fields and the metrics of its training.
@@ -80,22 +64,16 @@ class Predictor(Scoring):
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
+        self.config: DLRMConfig = model.config
         self.draft: Draft | None = None
-        self._results: dict[str, Any] | None = None
 
-    @property
+    @cached_property
     def results(self) -> dict[str, Any]:
         """The summary of the training; see the class."""
-        if self._results is None:
-            self._results = read_results(self.path)
-        return self._results
-
-    @results.setter
-    def results(self, results: dict[str, Any]) -> None:
-        self._results = results
+        return read_results(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_results": self.results}  # a copy may outlive the checkpoint
+        return vars(self) | {"results": self.results}  # a copy may outlive the checkpoint
 
     def __str__(self) -> str:
         return "\n".join(lines_of(self))
@@ -129,37 +107,10 @@ class Predictor(Scoring):
         """
         shares = shares_of(self.row_transform)
         frame = frame_of(rows, self.row_transform)
-        parts = [*self._of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
+        blocks = frame_blocks(self, frame, False, shares)
+        parts = [*taken_from(blocks, lambda block: self.logits_of(block.inputs))]
         warn_of(shares)
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-    def _of_frame(
-        self,
-        frame: Any,
-        labeled: bool,
-        shares: Shares,
-        take: Callable[[Inputs, Any], T],
-    ) -> Iterator[T]:
-        """Yields the results of a function of inputs and labels, some rows of a table at a time."""
-        fitted, done = self.row_transform, 0
-        reader = scoring_reader(fitted, labeled)
-        made = isinstance(frame, pa.RecordBatch)
-        for batch in [frame] if made else open_frame(frame, reader.columns):
-            for begin in range(0, batch.num_rows, self.batch_size):
-                try:
-                    part = batch.slice(begin, self.batch_size)
-                    inputs, rows = read_inputs(fitted, reader, part, shares)
-                    yield take(inputs, labels_of(rows))
-                except RowError as error:
-                    error.row += done + begin
-                    raise
-            done += batch.num_rows
-
-    def _with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
-        """Returns a model that shares everything but the recalibration of logits."""
-        other = copy.copy(self)
-        other.recalibration = recalibration
-        return other
+        return np.concatenate([np.empty(0, np.float32), *parts])
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
@@ -180,26 +131,17 @@ class Predictor(Scoring):
         """
         replace = "checkpoint" if overwrite else False
         with in_python(), output_at(directory, "directory", replace) as path:
-            self._save(path, overwrite)
-
-    def _save(self, directory: Path, overwrite: bool) -> None:
-        check_outside(directory, self.path)
-        if not overwrite and Path(directory, MANIFEST).is_file():
-            raise FileExistsError(
-                f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
-            )
-        with in_use(self.path) as stays, unreplaced(self.path) if stays else nullcontext():
-            if not stays:
-                raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            own = self.recalibration
-            texts = {} if own is None else texts_of(self.path, own)
-            replace = "checkpoint" if overwrite else False
-            Checkpoint(self.path).copy(directory, texts, replace)
-
-    @property
-    def network_config(self) -> DLRMConfig:
-        """The architecture of the network."""
-        return self.model.config
+            check_outside(path, self.path)
+            if not overwrite and Path(path, MANIFEST).is_file():
+                raise FileExistsError(
+                    f"{path}: exists and is not empty; overwrite=True replaces a checkpoint"
+                )
+            with in_use(self.path) as stays, unreplaced(self.path) if stays else nullcontext():
+                if not stays:
+                    raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
+                own = self.recalibration
+                texts = {} if own is None else texts_of(self.path, own)
+                Checkpoint(self.path).copy(path, texts, replace)
 
     @property
     def sampling_note(self) -> str | None:
@@ -220,9 +162,12 @@ class Predictor(Scoring):
             ValueError: their shapes, types or values do not match the model.
             ScoreError: a row's logit is not finite.
         """
-        config, device = self.model.config, next(self.model.parameters()).device
-        check_model_inputs(inputs, config, self.transform)
-        parts = []
+        device = next(self.model.parameters()).device
+        sizes = () if self.config.hash_indices else self.config.table_sizes
+        # The look-up knows no names of fields, and its rows are those of a part.
+        longest = self.transform.longest if self.transform else None
+        check_inputs(inputs, field_names(self), sizes, longest)
+        parts = [torch.empty(0)]
         with own_settings(), torch.inference_mode():
             for begin in range(0, len(inputs.numerical), self.batch_size):
                 numerical, ids, lengths, weights = (
@@ -230,30 +175,12 @@ class Predictor(Scoring):
                     for array in inputs.part(begin, begin + self.batch_size)
                 )
                 parts.append(self.model(numerical, ids, lengths, id_weights=weights).cpu())
+            logits = torch.cat(parts)
             if self.recalibration is not None:
-                parts = [self.recalibration(part) for part in parts]
-            logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
-        check_logits(logits)
-        return logits
-
-    def tested(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the metrics of scored rows; see `dlrm.metrics.clicks.click_metrics`."""
-        return click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
-
-    def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Returns logits and labels of a dataset's batch.
-
-        Raises:
-            ValueError: it does not match the model.
-        """
-        return self.logits_of(inputs_of(batch)), batch.labels.cpu().numpy()
+                logits = self.recalibration(logits)
+        scores = logits.numpy()
+        check_scores(scores)
+        return scores
 
     evaluate, importance = judged.evaluate, judged.importance
     compare, recalibrate, plot = judged.compare, judged.recalibrate, judged.plot
-
-
-def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
-    """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
-    sizes = () if config.hash_indices else config.table_sizes
-    longest = transform.longest if transform else None
-    check_inputs(inputs, names_of(config, transform), sizes, longest)

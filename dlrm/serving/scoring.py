@@ -1,52 +1,53 @@
 """The base of models that score rows, checkpoints and exported ones, without torch."""
 
+import copy
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from dlrm.data import layout
-from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
-from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.table import TESTED, unscored_text
 from dlrm.serving.rows.inputs import FieldNames, Inputs
-from dlrm.serving.rows.shares import Shares
 
 if TYPE_CHECKING:
     from dlrm.model.config import DLRMConfig
+    from dlrm.serving.network.recalibration import Recalibration
 
 
-class ScoreError(RowError):
-    """A row whose score is not finite."""
-
-
-class Scoring(ABC):
-    """A model that scores rows.
+class Scorer(ABC):
+    """A model that scores rows: a checkpoint by torch, or an exported version by ONNX Runtime.
 
     Attributes:
         transform: transform of raw rows; None if the training data had none.
         path: the path that the model was loaded from.
         batch_size: rows scored at a time.
+        config: the architecture of the network; None for an exported version, for raw rows only.
+        recalibration: recalibration of the logits of the network; None for none. That of an
+            exported version comes after the one that was exported with it.
     """
 
     transform: Transform | None
     path: Path
     batch_size: int
+    config: "DLRMConfig | None" = None
+    recalibration: "Recalibration | None" = None
 
     @abstractmethod
     def logits_of(self, inputs: Inputs) -> np.ndarray:
-        """Returns the logits of a model's inputs, float32 `[rows]`."""
-
-    @property
-    @abstractmethod
-    def network_config(self) -> "DLRMConfig":
-        """The architecture of the network, which the rows of datasets must match.
+        """Returns the logits of a model's inputs, float32 `[rows]`.
 
         Raises:
-            ValueError: the model does not score datasets.
+            ValueError: their shapes, types or lengths do not match the model.
+            RowError: a number is not finite, or an id is outside its table.
+            ScoreError: a row's logit is not finite.
         """
+
+    def _with_recalibration(self, recalibration: "Recalibration | None") -> Self:
+        other = copy.copy(self)
+        other.recalibration = recalibration
+        return other
 
     @property
     def row_transform(self) -> Transform:
@@ -67,26 +68,6 @@ class Scoring(ABC):
         """Returns a note that scores reflect sampled negatives, unless they were corrected."""
         return None
 
-    def tested(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """Returns the metrics of scored rows; see `dlrm.metrics.clicks.click_metrics`."""
-        found = RankedRows(logits, labels).metrics()
-        return {name: found[name] for name in TESTED}
-
-
-def check_logits(logits: np.ndarray) -> None:
-    """Raises ScoreError for the first row whose logit is not finite."""
-    if not np.isfinite(logits).all():
-        row = int(np.isfinite(logits).argmin())
-        raise ScoreError(row, unscored_text(float(logits[row])))
-
-
-def shares_of(transform: Transform | None) -> Shares:
-    """Returns counters of the values that a transform knows."""
-    if transform is None:
-        return Shares((), ())
-    names = transform.schema.numerical_names, transform.schema.categorical_names
-    return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
-
 
 def probability(logits: np.ndarray) -> np.ndarray:
     """Returns 1 / (1 + exp(-logit)), float32: the same for equal logits."""
@@ -95,13 +76,13 @@ def probability(logits: np.ndarray) -> np.ndarray:
         return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
-def field_names(model: Scoring) -> FieldNames:
-    """Returns the names of a model's numerical and categorical fields."""
-    return names_of(model.network_config, model.transform)
+def field_names(model: Scorer) -> FieldNames:
+    """Returns the names of a model's numerical and categorical fields.
 
-
-def names_of(config: "DLRMConfig", transform: Transform | None) -> FieldNames:
-    """Returns the names of fields: those of the schema or, without a transform, their numbers."""
-    if transform is not None:
-        return transform.schema.numerical_names, transform.schema.categorical_names
-    return layout.field_names(config.num_numerical_features, len(config.table_sizes))
+    They are those of the schema or, without a transform, their numbers.
+    """
+    if model.transform is not None:
+        schema = model.transform.schema
+        return schema.numerical_names, schema.categorical_names
+    assert model.config is not None
+    return layout.field_names(model.config.num_numerical_features, len(model.config.table_sizes))

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from dlrm.data import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.schema.schema import Schema
 from dlrm.data.sources.column_names import check_columns
+from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_files import PACKED
@@ -23,16 +24,17 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, format_of
 from dlrm.data.tables.formats.cells import Cells
 from dlrm.data.tables.formats.text import Text
+from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
 from dlrm.serving.rows.config import SourceConfig
-from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.raw import TextFields, inputs_of_text, read_lines
+from dlrm.serving.rows.inputs import Inputs, ScoreError
+from dlrm.serving.rows.raw import inputs_of_text, labels_of_text, read_lines, text_of_lines
 from dlrm.serving.rows.shares import Shares
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
-from dlrm.serving.scoring import ScoreError, Scoring
+from dlrm.serving.rows.tables import inputs_of_batch, read_inputs, scoring_reader
+from dlrm.serving.scoring import Scorer
 
 if TYPE_CHECKING:  # datasets need torch, and other sources none
     from dlrm.data.clicks.batch import Batch, ClickDataset
@@ -53,23 +55,27 @@ class SourceBlock(NamedTuple):
 
     inputs: Inputs
     labels: np.ndarray | None
-    inputs_of: Callable[[Scoring], Inputs] | None = None
+    inputs_of: Callable[[Scorer], Inputs] | None = None
     extra: dict[str, np.ndarray] | None = None
 
 
+Blocks = Generator[SourceBlock, None, None]
+
+
 def iter_scored_blocks(
-    predictor: Scoring,
+    model: Scorer,
     source: str,
     config: SourceConfig,
     shares: Shares,
     take: Callable[[SourceBlock], T],
     schema: Schema | None = None,
 ) -> Iterator[T]:
-    """Yields the result of `take` for each block of a source's rows, in order.
+    """Returns the results of `take` for each block of a source's rows, in order.
 
     Args:
-        predictor: applies its transform to raw rows.
+        model: applies its transform to raw rows.
         source: a log, a table, the directory of a dataset, or - for standard input.
+        shares: counts the missing and unknown values of the rows.
         take: function of a block, such as scoring it.
         schema: for tables, the model's schema, to read its weight, groups and time as well.
 
@@ -78,29 +84,42 @@ def iter_scored_blocks(
         ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
             row.
     """
-    path, rows = check_source(source), _RowSource(predictor, config, shares, take, schema)
-    if reads_dataset(predictor, source, config):
-        return rows.dataset(path)
-    if _reads_lines(predictor, path):
-        return rows.log(path)
-    if source == "-":
+    path = check_source(source)
+    if reads_dataset(model, source, config):
+        blocks = _of_dataset(model, path, config, shares)
+    elif _reads_lines(model, path):
+        blocks = _of_log(model, path, config, shares)
+    elif source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return rows.tables(path)
+    else:
+        blocks = _of_tables(model, path, config, shares, schema)
+    return taken_from(blocks, take)
 
 
-def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool:
+def taken_from(blocks: Blocks, take: Callable[[SourceBlock], T]) -> Iterator[T]:
+    """Yields the result of `take` for each block; the source of blocks names rows of its errors."""
+    for block in blocks:
+        try:
+            taken = take(block)
+        except ValueError as error:
+            blocks.throw(error)
+            raise
+        yield taken
+
+
+def reads_dataset(model: Scorer, source: str, config: SourceConfig) -> bool:
     """Returns whether a source is the directory of a dataset, not a file or folder of tables."""
     path = Path(source)
-    is_folder = path.is_dir() if _reads_lines(predictor, path) else config.is_dataset(path)
+    is_folder = path.is_dir() if _reads_lines(model, path) else config.is_dataset(path)
     return source != "-" and is_folder
 
 
-def _reads_lines(predictor: Scoring, path: Path) -> bool:
+def _reads_lines(model: Scorer, path: Path) -> bool:
     """Returns whether a source has lines of logs, unless it is a dataset.
 
     A log may also be a table of a columnar format, which its name shows.
     """
-    transform, file_format = predictor.transform, format_of(path)
+    transform, file_format = model.transform, format_of(path)
     is_text = file_format is None or isinstance(file_format, Text)
     return transform is None or (transform.is_log and is_text)
 
@@ -116,95 +135,84 @@ def check_source(source: str) -> Path:
     return Path(source)
 
 
-@dataclass(frozen=True)
-class _RowSource(Generic[T]):
-    """Reads rows of a source of each kind, by the arguments of `iter_scored_blocks`."""
+def _of_dataset(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> Blocks:
+    if model.config is None:
+        raise ValueError(
+            f"{model.path}: expected raw rows, in a log or a table, for an exported model; its "
+            "checkpoint scores datasets"
+        )
+    dataset = open_split(path, model.config, config)
+    for index in range(len(dataset)):
+        batch = dataset.batch(index)
+        inputs = inputs_of(batch)
+        try:
+            yield SourceBlock(inputs, batch.labels.cpu().numpy())
+        except RowError as error:
+            row = index * dataset.batch_size + error.row
+            error.where = f"{path}: {config.split} row {row}"
+            raise
+        if model.transform is not None:  # which shows where id 0 means no value
+            shares.add_ids(inputs.without_id())
 
-    predictor: Scoring
-    config: SourceConfig
-    shares: Shares
-    take: Callable[[SourceBlock], T]
-    schema: Schema | None
 
-    def dataset(self, path: Path) -> Iterator[T]:
-        """Applies `take` to the rows of a dataset's split."""
-        dataset = open_split(path, self.predictor.network_config, self.config)
-        first_row = 0
-        for index in range(len(dataset)):
-            batch = dataset.batch(index)
-            inputs = inputs_of(batch)
+def _of_log(model: Scorer, path: Path, config: SourceConfig, shares: Shares) -> Blocks:
+    if path.suffix in PACKED:
+        raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
+    transform, first_row, first = model.row_transform, 0, int(config.labeled)
+    columns = first + len(transform.names)
+    with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+        for lines in read_lines(file):
             try:
-                yield self.take(SourceBlock(inputs, batch.labels.cpu().numpy()))
+                text = text_of_lines(lines, columns)
+                labels = labels_of_text(text) if config.labeled else None
+                text = TextColumn(text.data, text.starts[first:], text.ends[first:])
+                inputs = inputs_of_text(transform, text)
+                shares.add(text.starts == text.ends, inputs.without_id())
+                yield SourceBlock(inputs, labels, partial(_inputs_of, inputs_of_text, text))
             except RowError as error:
-                error.where = f"{path}: {self.config.split} row {first_row + error.row}"
-                raise
-            if self.predictor.transform is not None:  # which shows where id 0 means no value
-                self.shares.add_ids(inputs.without_id())
-            first_row += dataset.batch_size
-
-    def log(self, path: Path) -> Iterator[T]:
-        """Applies `take` to the lines of a log."""
-        transform, first_row = self.predictor.row_transform, 0
-        columns = len(transform.names) + self.config.labeled
-        is_stdin = str(path) == "-"
-        if path.suffix in PACKED:
-            raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
-        with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
-            try:
-                for text in read_lines(file, columns):
-                    labels = text.labels() if self.config.labeled else None
-                    fields = text.without_first() if self.config.labeled else text
-                    inputs = inputs_of_text(transform, fields)
-                    self.shares.add(fields.starts == fields.ends, inputs.without_id())
-                    yield self.take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
-                    first_row += text.rows
-            except RowError as error:
-                hint = "; lines without a label need --nolabel"
-                if self.config.label is not None or isinstance(error, ScoreError):
-                    begins = not self.config.labeled and f"got {columns + 1}" in error.problem
-                    hint = "; lines that begin with a label need no --nolabel" if begins else ""
                 error.where = f"{path}, line {first_row + error.row + 1}"
-                error.problem += hint
+                if config.label is None and not isinstance(error, ScoreError):
+                    error.problem += "; lines without a label need --nolabel"
+                elif not config.labeled and f"got {columns + 1}" in error.problem:
+                    error.problem += "; lines that begin with a label need no --nolabel"
                 raise
+            first_row += text.starts.shape[1]
 
-    def tables(self, path: Path) -> Iterator[T]:
-        """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
-        for folder in (path, *path.absolute().parents[:2]):
-            if (folder / MANIFEST).is_file() and _kind(folder) == layout.CONVERTED:
-                raise ValueError(
-                    f"{path}: numbers of {folder} are transformed already, so they are no raw "
-                    "rows; score the dataset that it was converted from"
-                )
-        transform = self.predictor.row_transform
-        seen: set[str] = set()
-        for file in find_tables([path], self.config.input_format, say):
-            yield from self._file(transform, file, seen)
-        wanted = scoring_reader(transform, labeled=False, schema=self.schema).columns
-        missing = [name for name in wanted if name not in seen]
-        if missing and _ANY_ROW in seen:  # of JSON lines
-            raise ValueError(f"{path}: no column {missing[0]!r} in any row")
 
-    def _file(self, transform: Transform, file: TableFile, seen: set[str]) -> Iterator[T]:
-        """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
-        text, spans = _text_format(self.config.text, file, transform), Spans()
-        label = transform.schema.label.column
+def _inputs_of(read: Callable[[Transform, Any], Inputs], rows: Any, model: Scorer) -> Inputs:
+    return read(model.row_transform, rows)
+
+
+def _of_tables(
+    model: Scorer, path: Path, config: SourceConfig, shares: Shares, schema: Schema | None
+) -> Blocks:
+    """Yields the rows of Parquet, CSV or JSON lines, in a file or a directory."""
+    for folder in (path, *path.absolute().parents[:2]):
+        if _kind(folder) == layout.CONVERTED:
+            raise ValueError(
+                f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
+                "score the dataset that it was converted from"
+            )
+    transform = model.row_transform
+    label, seen = transform.schema.label.column, set[str]()  # columns of the files
+    for file in find_tables([path], config.input_format, say):
+        text, spans = _text_format(config.text, file, transform), Spans()
         names = file.columns(text)
         if not names and file.format.delimited:  # an empty part, such as Spark writes
-            return
-        labeled = self.config.labeled and label in names
-        reader = scoring_reader(transform, labeled, self.schema)
+            continue
+        reader = scoring_reader(transform, config.labeled and label in names, schema)
         if not file.format.may_lack_columns:
             _check_columns(file, text, names, reader.columns)
         cells = Cells.from_schema(reader.schema)
         for batch, where in file.format.batches(file, text, reader.columns, cells, spans, seen):
             try:
-                inputs, rows = read_inputs(transform, reader, batch, self.shares)
+                inputs, rows = read_inputs(transform, reader, batch, shares)
                 seen |= {_ANY_ROW} if batch.num_rows else set()
-                inputs_of = partial(_inputs_of_batch, batch)
-                yield self.take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
+                by = partial(_inputs_of, inputs_of_batch, batch)
+                yield SourceBlock(inputs, rows.labels, by, rows.extra)
             except RowError as error:
                 error.where = where(error.row)
-                if labeled and self.config.label is None and error.column == label:
+                if config.label is None and error.column == label and reader.labeled:
                     error.problem += "; --nolabel scores rows without their labels"
                 raise
             except ValueError as error:
@@ -212,6 +220,26 @@ class _RowSource(Generic[T]):
                 raise ValueError(str(error) if named else f"{file.path}: {error}") from None
         if note := spans.note(file.path, text):
             say(note)
+    wanted = scoring_reader(transform, labeled=False, schema=schema).columns
+    missing = [name for name in wanted if name not in seen]
+    if missing and _ANY_ROW in seen:  # of JSON lines
+        raise ValueError(f"{path}: no column {missing[0]!r} in any row")
+
+
+def frame_blocks(model: Scorer, frame: Any, labeled: bool, shares: Shares) -> Blocks:
+    """Yields the rows of a table in memory; see `open_frame`."""
+    fitted, first = model.row_transform, 0
+    reader = scoring_reader(fitted, labeled)
+    for batch in open_frame(frame, reader.columns):
+        for begin in range(0, batch.num_rows, model.batch_size):
+            try:
+                part = batch.slice(begin, model.batch_size)
+                inputs, rows = read_inputs(fitted, reader, part, shares)
+                yield SourceBlock(inputs, rows.labels)
+            except RowError as error:
+                error.row += first + begin
+                raise
+        first += batch.num_rows
 
 
 def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDataset":
@@ -263,10 +291,6 @@ def check_features(
         )
 
 
-def _inputs_of_text(text: TextFields, model: Scoring) -> Inputs:
-    return inputs_of_text(model.row_transform, text)
-
-
 def _check_columns(
     file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
 ) -> None:
@@ -305,8 +329,3 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     if len(first.columns) == len(columns) - 1 and label in columns:
         columns = tuple(name for name in columns if name != label)
     return replace(text, columns=columns, header=False)
-
-
-def _inputs_of_batch(batch: Any, model: Scoring) -> Inputs:
-    fitted = model.row_transform
-    return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]

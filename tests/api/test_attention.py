@@ -161,7 +161,7 @@ def inputs_of_rows(model, rows):
 
 def test_rows_may_be_added_to_a_shared_table(model, tmp_path):
     saved = Checkpoint(model.path)
-    config, rows = model.network_config, [40, 21]
+    config, rows = model.config, [40, 21]
     sizes = tuple(rows[table] for table in config.field_tables)
     larger = DLRM(replace(config, table_sizes=sizes))
     saved.load(Parameters(larger, larger.table_parameters()), table_sizes=rows)

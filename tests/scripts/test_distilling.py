@@ -13,6 +13,7 @@ from dlrm.data.clicks.distilled import Distilled
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
+from dlrm.serving.sources import inputs_of
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.directory import last_checkpoint
 
@@ -60,7 +61,7 @@ def test_the_student_trains_as_on_a_dataset_with_mixed_labels(
         batch = read(dataset, index)
         if not dataset.trains:
             return batch
-        logits, labels = scores.score_batch(batch)
+        logits, labels = scores.logits_of(inputs_of(batch)), batch.labels.numpy()
         taught = 1 / (1 + np.exp(-logits.astype(np.float64)))
         mean = (1 - weight) * labels.astype(np.float64) + weight * taught
         return batch._replace(labels=torch.from_numpy(mean).float())

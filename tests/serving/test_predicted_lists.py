@@ -14,8 +14,8 @@ import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.importance import contributions, permutation_importance
-from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
+from dlrm.serving.sources import inputs_of
 
 ROWS = 300
 
@@ -89,7 +89,8 @@ def test_commands_score_files_and_datasets(listed, predictor, tmp_path):
     assert shown in done.stdout, done.stdout
     forked.succeed("dlrm.scripts.predict", *words, f"--input={listed.dataset}")
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=10_000)).test
-    logits, labels = predictor.score_batch(test.batch(0))
+    batch = test.batch(0)
+    logits, labels = predictor.logits_of(inputs_of(batch)), batch.labels.numpy()
     np.testing.assert_allclose(
         np.load(tmp_path / "scores.npy"), 1 / (1 + np.exp(-logits)), atol=1e-6
     )

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from table_testing import table_transform
 
 from dlrm.data.sources import native
+from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
@@ -59,14 +60,15 @@ def test_a_tensor_is_lines_padded_with_zeros(lines):
 
 
 def test_a_tensor_may_have_no_rows():
-    assert raw.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
+    text = raw.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS)
+    assert text.starts.shape == (COLUMNS, 0)
 
 
 def test_a_file_is_read_in_parts(monkeypatch):
     lines = [complete([f"{i}", "x" * (i % 7)]) for i in range(200)]
     file = io.BytesIO("\n".join("\t".join(row) for row in lines).encode())
     monkeypatch.setattr(raw, "_BLOCK_BYTES", 50)
-    parts = list(raw.read_lines(file, COLUMNS))
+    parts = [raw.text_of_lines(lines, COLUMNS) for lines in raw.read_lines(file)]
     assert len(parts) > 20
     assert [row for part in parts for row in fields_of(part)] == lines
 
@@ -108,7 +110,9 @@ def tensor_of(lines):
         lambda line: raw.text_of_tensors([tensor_of([b"a", line])], COLUMNS),
         lambda line: raw.text_of_tensors([tensor_of([b"a"]), tensor_of([line])], COLUMNS),
         lambda line: raw.text_of_lines(b"a\n" + line + b"\nb\n", COLUMNS),
-        lambda line: list(raw.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n"), COLUMNS)),
+        lambda line: raw.text_of_lines(
+            *raw.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n")), COLUMNS
+        ),
     ],
     ids=["a tensor", "tensors", "lines", "a file"],
 )
@@ -130,7 +134,7 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 
     file = Endless()
     with pytest.raises(RowError, match="row 0: expected up to 1048576 bytes"):
-        list(raw.read_lines(file, COLUMNS))
+        [raw.text_of_lines(lines, COLUMNS) for lines in raw.read_lines(file)]
     assert file.given <= LONGEST_LINE + (2 << 16)
 
 
@@ -219,9 +223,8 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
         assert inputs.numerical.tolist() == [row[0] for row in expected]
         assert inputs.ids.tolist() == [row[1] for row in expected]
         text = raw.text_of_tensors(tensors, COLUMNS)
-        numerical, ids, _ = transform_texts(
-            transform, [text.column(index) for index in range(COLUMNS)]
-        )
+        columns = [TextColumn(text.data, *c) for c in zip(text.starts, text.ends, strict=True)]
+        numerical, ids, _ = transform_texts(transform, columns)
     assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
     np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
     np.testing.assert_array_equal(inputs.ids, np.stack(ids, 1))
@@ -288,9 +291,9 @@ def test_numbers_in_rows_have_the_marks_of_the_schema(form):
         of = {"line": lines, "fields": [line.split("\t") for line in lines]}
         of["mapping"] = [dict(zip(("x", "u"), fields, strict=True)) for fields in of["fields"]]
         reader = scoring_reader(marked, labeled=False)
-        found, _ = read_inputs(marked, reader, frame_of(of[form], marked))
+        found, _ = read_inputs(marked, reader, frame_of(of[form], marked).to_batches()[0])
     np.testing.assert_array_equal(found.numerical, expected.numerical)
     np.testing.assert_array_equal(found.ids, expected.ids)
-    batch = frame_of([{"x": "12.5", "u": "a"}], marked)
+    (batch,) = frame_of([{"x": "12.5", "u": "a"}], marked).to_batches()
     with pytest.raises(RowError, match="decimal mark ,"):
         read_inputs(marked, scoring_reader(marked, labeled=False), batch)

@@ -143,7 +143,7 @@ def test_scores_of_requests_are_their_own(directory, monkeypatch):
         return np.array([[own.sum()] for own in rows], np.float32)
 
     monkeypatch.setattr(scorer, "open_session", lambda *_: score)
-    one, bad, two = scorer.Scorer(directory, MAX_ROWS)(
+    one, bad, two = scorer.OnnxScorer(directory, MAX_ROWS).answer(
         [request((2, [1, 3], [0.5, 2.0]), (1, [], [])), raw("x\tann"), GOOD]
     )
     assert (one.tolist(), two.tolist()) == ([[8.5], [1]], [[4], [5]])

@@ -12,7 +12,7 @@ import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.network.platforms import PLATFORMS
-from dlrm.serving.predictor import inputs_of
+from dlrm.serving.sources import inputs_of
 
 pytestmark = pytest.mark.long
 
@@ -110,7 +110,7 @@ def test_the_client_sends_datasets_and_logs(server, listed, tmp_path, protocol):
     log.write_text("".join(f"{r['click']}\t{listed_model.text_of(r)}\n" for r in rows))
     predictor = dlrm.load(listed.checkpoint)
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=10_000)).test
-    logits = predictor.score_batch(test.batch(0))[0]
+    logits = predictor.logits_of(inputs_of(test.batch(0)))
     for source, expected in ((listed.dataset, logits), (log, predictor.logits(rows))):
         flags = [f"--protocol={protocol}", "-u", getattr(server, protocol), "--batch-size=64"]
         flags += ["--input", source, "--output", tmp_path / "scores.npy"]

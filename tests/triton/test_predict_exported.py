@@ -8,7 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+import dlrm
 from dlrm.scripts.commands import main
+from dlrm.serving import judged
+from dlrm.serving.exported import exported_version, open_exported
 
 # Runs a command and prints the heavy modules that it imported.
 WITHOUT_TORCH = """
@@ -104,3 +107,18 @@ def test_a_faulty_row_is_named_with_its_line(repository, trained, tmp_path, caps
     log.write_text("\n".join([*trained.lines[:5], trained.lines[5] + "\t1", trained.lines[6]]))
     assert main(flags_of(repository / "model", log, tmp_path / "s.npy")) == 1
     assert f"error: {log}, line 6" in capsys.readouterr().err
+
+
+def test_an_exported_model_is_judged_as_its_checkpoint(repository, trained):
+    model, log = dlrm.load(trained.checkpoint), str(trained.log)
+    exported = open_exported(exported_version(repository / "model"), model.batch_size)
+    assert judged.evaluate(exported, log) == pytest.approx(model.evaluate(log), rel=1e-4)
+    assert judged.compare(exported, model, log)["auc"].value == pytest.approx(0, abs=1e-4)
+    lost = [
+        {one.field: one.auc_lost for one in judged.importance(scorer, log)}
+        for scorer in (exported, model)
+    ]
+    assert lost[0] == pytest.approx(lost[1], abs=1e-4)
+    recalibrated = judged.recalibrate(exported, log)
+    assert judged.evaluate(recalibrated, log)["calibration"] == pytest.approx(1, abs=1e-3)
+    assert exported.recalibration is None

@@ -14,7 +14,7 @@ from dlrm.tasks.config import ClickCheckpointConfig
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
-    from dlrm.serving.scoring import Scoring
+    from dlrm.serving.scoring import Scorer
 
 CSV_FLAGS = ("input_format", *TEXT_FLAGS)
 _HELPS = {
@@ -72,7 +72,7 @@ def open_predictor(checkpoint: str, source: str | None, values: Values) -> "Pred
     return predictor
 
 
-def source_config(predictor: "Scoring", values: Values) -> SourceConfig:
+def source_config(predictor: "Scorer", values: Values) -> SourceConfig:
     """Returns the configuration of a model's rows that the flags describe.
 
     Raises:

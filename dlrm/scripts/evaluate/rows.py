@@ -18,8 +18,7 @@ from dlrm.scripts.evaluate.slices import Slices, by_day, by_decile, by_unknown, 
 from dlrm.serving.importance import Sample
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.shares import Shares
-from dlrm.serving.scoring import shares_of
+from dlrm.serving.rows.shares import Shares, shares_of
 from dlrm.serving.sources import SourceBlock, SourceConfig, iter_scored_blocks
 
 DAY = "day"  # in --slices

@@ -1,9 +1,9 @@
 """Inputs of a model, and their checks.
 
-The served model also uses this file, so it imports only numpy and the standard library.
+The served model also uses this file, so it imports neither torch nor Arrow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,13 @@ from dlrm.data.bags import Jagged, ids_in, indices_of, interleave, lists_in, row
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.rows import in_list
 from dlrm.data.transform.transform import stack_ids
+from dlrm.metrics.table import unscored_text
 
 FieldNames = tuple[Sequence[str], Sequence[str]]  # of the numerical and the categorical fields
+
+
+class ScoreError(RowError):
+    """A row whose score is not finite."""
 
 
 class Inputs(NamedTuple):
@@ -81,10 +86,9 @@ class Inputs(NamedTuple):
 
     def ids_of(self, row: int, table: int) -> np.ndarray:
         """Returns the ids of a row for a table."""
-        if self.lengths is None:
-            return self.ids[row, table : table + 1]
         of_row = self.part(row, row + 1)
-        assert of_row.lengths is not None
+        if of_row.lengths is None:
+            return of_row.ids[0, table : table + 1]
         first = int(of_row.lengths[0, :table].sum(dtype=np.int64))
         return of_row.ids[first : first + of_row.lengths[0, table]]
 
@@ -108,87 +112,37 @@ def check_inputs(
     table_sizes: Sequence[int],
     longest: Mapping[int, int] | None = None,
 ) -> None:
-    """Raises ValueError if inputs do not match a model, or `RowError` if a value does not.
-
-    Args:
-        inputs: any rows, with floating-point numericals and weights, integer ids and lengths.
-        table_sizes: the rows of its tables; an empty sequence takes any id.
-        longest: see `check_values`.
-    """
-    check_shapes(inputs, *map(len, names))
-    check_values(inputs, names, table_sizes, longest)
-
-
-def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
-    """Raises ValueError if shapes or types of inputs do not match a model; reads no value."""
-    numerical, ids, lengths, weights = inputs
-    if numerical.ndim != 2 or numerical.shape[1] != num_numerical or numerical.dtype.kind != "f":
-        raise ValueError(
-            f"numericals: expected [rows, {num_numerical}] of a floating type, got "
-            f"{list(numerical.shape)} of {numerical.dtype}"
-        )
-    of_rows = ids if lengths is None else lengths
-    if of_rows.shape != (len(numerical), tables) or of_rows.dtype.kind not in "iu":
-        raise ValueError(
-            f"{'ids' if lengths is None else 'lengths'}: expected [{len(numerical)}, {tables}] of "
-            f"an integer type, as there are {len(numerical)} rows of numericals, got "
-            f"{list(of_rows.shape)} of {of_rows.dtype}"
-        )
-    if lengths is not None and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-        raise ValueError(
-            f"ids: expected [total] of an integer type, got {list(ids.shape)} of {ids.dtype}"
-        )
-    if weights is not None and (weights.shape != ids.shape or weights.dtype.kind != "f"):
-        raise ValueError(
-            f"weights: expected {list(ids.shape)} of a floating type, one for each id, got "
-            f"{list(weights.shape)} of {weights.dtype}"
-        )
-
-
-def check_values(
-    inputs: Inputs,
-    names: FieldNames,
-    table_sizes: Sequence[int],
-    longest: Mapping[int, int] | None = None,
-) -> None:
-    """Raises RowError if a number is not finite, a length impossible or an id outside its table.
-
-    Args:
-        inputs: rows whose shapes and types match the model.
-        table_sizes: the rows of its tables; an empty sequence takes any id.
-        longest: for inputs with lengths, table -> maximum ids of a row; other tables have one id
-            per row. None accepts any lengths.
-
-    Raises:
-        ValueError: lengths do not add up to the number of ids.
-    """
-    numerical, ids, lengths, _ = inputs
-    if not np.isfinite(numerical).all():
-        row, column = np.argwhere(~np.isfinite(numerical))[0]
-        problem = f"expected a finite number, got {numerical[row, column]}"
-        raise RowError(int(row), problem, names[0][column])
-    if lengths is not None:
-        _check_bags(inputs, table_sizes, names[1], longest)
-    elif len(table_sizes):
-        wrong = (ids < 0) | (ids >= np.asarray(table_sizes))
-        if wrong.any():
-            row, table = np.argwhere(wrong)[0]
-            problem = _bad_id(table_sizes[table], ids[row, table])
-            raise RowError(int(row), problem, _column(table, names[1]))
+    """Checks inputs; see `check_lengths` and `check_values`."""
+    check_lengths(inputs, names, longest)
+    check_values(inputs, names, table_sizes)
 
 
 def check_lengths(
-    inputs: Inputs, names: Sequence[str], longest: Mapping[int, int] | None = None
+    inputs: Inputs, names: FieldNames, longest: Mapping[int, int] | None = None
 ) -> None:
-    """Raises RowError if there are lengths and one is impossible; see `check_values`.
+    """Checks shapes, types and lengths of inputs, and reads no other values.
+
+    Args:
+        names: names of the model's numerical and categorical fields.
+        longest: table -> maximum ids of a row; other tables have one id per row. None accepts any
+            lengths.
 
     Raises:
-        ValueError: they do not add up to the number of ids.
+        ValueError: shapes or types do not match the model, whose numericals and weights have a
+            floating type, and ids and lengths an integer one; or lengths do not add up to the ids.
+        RowError: a length is impossible.
     """
-    if inputs.lengths is None:
+    numerical, ids, lengths, weights = inputs
+    rows, tables = len(numerical) if numerical.ndim else 0, range(len(names[1]))
+    _check_array("numericals", numerical, (rows, len(names[0])), "f")
+    if lengths is None:
+        _check_array("ids", ids, (rows, len(tables)), "iu")
         return
-    lengths, total = inputs.lengths, len(inputs.ids)
-    tables = range(lengths.shape[1])
+    _check_array("lengths", lengths, (rows, len(tables)), "iu")
+    _check_array("ids", ids, (ids.size,), "iu")
+    if weights is not None:
+        _check_array("weights", weights, ids.shape, "f")
+    total = len(ids)
     least = np.array([int(longest is not None and table not in longest) for table in tables])
     most = np.array([total if longest is None else longest.get(table, 1) for table in tables])
     wrong = (lengths < least) | (lengths > most)
@@ -201,33 +155,61 @@ def check_lengths(
         raise ValueError(f"lengths: expected a sum of {total}, the number of ids, got {added}")
 
 
-def _column(table: int, names: Sequence[str]) -> str:
-    return f"{names[table]} (table {table})"
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...], kinds: str) -> None:
+    if array.shape != shape or array.dtype.kind not in kinds:
+        type_ = "a floating type" if kinds == "f" else "an integer type"
+        got = f"{list(array.shape)} of {array.dtype}"
+        raise ValueError(f"{name}: expected {list(shape)} of {type_}, got {got}")
 
 
-def _check_bags(
-    inputs: Inputs,
-    table_sizes: Sequence[int],
-    names: Sequence[str],
-    longest: Mapping[int, int] | None,
-) -> None:
-    check_lengths(inputs, names, longest)
-    _, ids, lengths, weights = inputs
-    assert lengths is not None
-    tables = inputs.bags_of_ids() % max(lengths.shape[1], 1)
-    problems = []
+def check_values(inputs: Inputs, names: FieldNames, table_sizes: Sequence[int]) -> None:
+    """Raises RowError if a number or weight is not finite, or an id outside its table.
+
+    Args:
+        inputs: rows whose shapes, types and lengths match the model.
+        table_sizes: the rows of its tables; an empty sequence takes any id.
+    """
+    numerical, ids, lengths, weights = inputs
+    if not np.isfinite(numerical).all():
+        row, column = np.argwhere(~np.isfinite(numerical))[0]
+        problem = f"expected a finite number, got {numerical[row, column]}"
+        raise RowError(int(row), problem, names[0][column])
     if len(table_sizes):
-        wrong = (ids < 0) | (ids >= np.asarray(table_sizes)[tables])
-        problems.append((wrong, lambda i: _bad_id(table_sizes[int(tables[i])], int(ids[i]))))
+        sizes = np.asarray(table_sizes)
+        if lengths is not None:
+            sizes = sizes[inputs.bags_of_ids() % max(lengths.shape[1], 1)]
+        wrong = (ids < 0) | (ids >= sizes)
+        _refuse(inputs, names, wrong, ids, lambda i: f"an id from 0 to {table_sizes[i] - 1}")
     if weights is not None:
-        infinite = ~np.isfinite(weights)
-        problems.append((infinite, lambda i: f"expected a finite weight, got {weights[i]}"))
-    for wrong, problem in problems:
-        if wrong.any():
-            bag, position = row_of(lengths.ravel(), first := int(wrong.argmax()))
-            row, table = divmod(bag, lengths.shape[1])
-            raise RowError(row, in_list(position, problem(first)), _column(table, names))
+        _refuse(inputs, names, ~np.isfinite(weights), weights, lambda i: "a finite weight")
 
 
-def _bad_id(size: int, got: int) -> str:
-    return f"expected an id from 0 to {size - 1}, got {got}"
+def _refuse(
+    inputs: Inputs,
+    names: FieldNames,
+    wrong: np.ndarray,
+    values: np.ndarray,
+    expected: Callable[[int], str],
+) -> None:
+    """Raises RowError for the first wrong one of the values of ids."""
+    if not wrong.any():
+        return
+    bag = index = int(wrong.argmax())
+    position = None
+    if inputs.lengths is not None:
+        bag, position = row_of(inputs.lengths.ravel(), index)
+    row, table = divmod(bag, inputs.num_tables)
+    problem = f"expected {expected(table)}, got {values.flat[index]}"
+    problem = problem if position is None else in_list(position, problem)
+    raise RowError(row, problem, _column(table, names))
+
+
+def _column(table: int, names: FieldNames) -> str:
+    return f"{names[1][table]} (table {table})"
+
+
+def check_scores(scores: np.ndarray) -> None:
+    """Raises ScoreError for the first row whose score, `[rows]` or `[rows, 1]`, is not finite."""
+    if not np.isfinite(scores).all():
+        row = int(np.isfinite(scores).argmin())
+        raise ScoreError(row, unscored_text(float(scores.flat[row])))

@@ -19,9 +19,13 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import MOST_EXACT
 from dlrm.documents import brief
 
+_SEVERAL = (list, tuple, np.ndarray, Set, Mapping)
+_WITH_TEXT = (str, int, float, Decimal, np.generic, date, time, UUID)  # also bool, and datetime
+_NOT_OF_ONE_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
 
 def frame_of(rows: Any, transform: Transform) -> Any:
-    """Returns a batch of Arrow with the fields that a model takes, from rows of any kind.
+    """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
 
     A table in memory is returned as a table.
 
@@ -37,7 +41,7 @@ def frame_of(rows: Any, transform: Transform) -> Any:
     names = transform.names
     is_row = _is_named(rows) and not hasattr(rows, "columns")  # also a Series, which has a stream
     if is_frame(rows) and not is_row:
-        return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        return rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
     if type(rows).__name__ == "LazyFrame":
@@ -51,7 +55,7 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
     named = zip(names, columns, strict=True)
     arrays = [_array_of(transform, lists, *column) for column in named]
-    return pa.RecordBatch.from_arrays(arrays, names)
+    return pa.table(arrays, names)
 
 
 def _is_named(row: Any) -> bool:
@@ -97,11 +101,10 @@ def _columns(rows: Any, names: Sequence[str], lists: Cells) -> list[list[Any]]:
     """
     columns, single, flat = {}, {}, {}
     for name, value in zip(names, _named("rows", rows, names), strict=True):
-        if not _is_column(value):
+        cells = list(value) if _is_column(value) else None
+        if cells is None:
             single[name] = value
-            continue
-        cells = list(value)
-        if name not in lists.separators:
+        elif name not in lists.separators:
             columns[name] = cells
         elif not any(map(_is_column, cells)):
             flat[name] = cells
@@ -142,20 +145,18 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
 def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
     """Returns values as an array of their type, or as texts if they have several."""
     if name in fitted.schema.marked:
-        cells = [
-            fitted.schema.plain_cell(name, cell) if isinstance(cell, str) else cell
-            for cell in cells
-        ]
+        plain = fitted.schema.plain_cell
+        cells = [plain(name, cell) if isinstance(cell, str) else cell for cell in cells]
     kinds = set(map(type, cells))
     in_lists = name in lists.separators
     if in_lists or any(issubclass(kind, _SEVERAL) for kind in kinds):
         cells = [_checked(name, row, cell, in_lists) for row, cell in enumerate(cells)]
-    if in_lists and not kinds.isdisjoint((str, bytes)):  # as in CSV
-        return lists.array(name, _each(name, cells, _texts_in))
-    if bytes in kinds:
+    if bytes in kinds and not in_lists:
         cells = _each(name, cells, _decoded)
-    if len(kinds) < 2 or not any(issubclass(kind, np.floating) for kind in kinds - {np.float64}):
-        with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+    as_text = in_lists and not kinds.isdisjoint((str, bytes))  # as in CSV
+    narrow = any(issubclass(kind, np.floating) for kind in kinds - {np.float64})
+    if not as_text and not (narrow and len(kinds) > 1):
+        with suppress(*_NOT_OF_ONE_TYPE):
             return array_of_values(cells)
     if in_lists:
         return lists.array(name, _each(name, cells, _texts_in))
@@ -167,16 +168,12 @@ def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) 
 
 
 def _use_known(keys: FieldKeys, cells: Sequence[Any], texts: list[str]) -> None:
-    """Replaces the texts of typed values, beside others, by those that they have alone.
-
-    Raises:
-        RowError, ValueError: a value is refused; the message names it.
-    """
+    """Replaces the texts of typed values, beside others, by those that they have alone."""
     for kind in {type(cell) for cell, text in zip(cells, texts, strict=True) if text} - {str}:
         rows = [row for row, cell in enumerate(cells) if type(cell) is kind and texts[row]]
         try:
             array = array_of_values([cells[row] for row in rows])
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        except _NOT_OF_ONE_TYPE:
             continue  # values that have no type in Arrow are texts alone, too
         if isinstance(array.type, pa.BaseExtensionType):  # of UUIDs, which are texts
             continue
@@ -189,15 +186,8 @@ def _use_known(keys: FieldKeys, cells: Sequence[Any], texts: list[str]) -> None:
             texts[row] = text.decode()
 
 
-_SEVERAL = (list, tuple, np.ndarray, Set, Mapping)
-
-
 def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
-    """Returns a value, and lists of any kind as lists.
-
-    Raises:
-        RowError: it is a list where one value is expected, or not a list of values.
-    """
+    """Returns a value, and lists of any kind as lists; refuses what a field cannot have."""
     if isinstance(cell, np.ndarray):
         cell = cell.tolist()
     if not isinstance(cell, _SEVERAL):
@@ -237,11 +227,7 @@ def _decoded(cell: Any) -> Any:
 
 
 def _text_of(value: Any) -> str:
-    """Returns a value as in a log: whole numbers without a point, missing ones empty.
-
-    Raises:
-        ValueError: the value has no text.
-    """
+    """Returns a value as in a log: whole numbers without a point, missing ones empty."""
     if isinstance(value, bytes):
         return str(_decoded(value))
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # which equal nothing
@@ -257,6 +243,3 @@ def _text_of(value: Any) -> str:
     if not isinstance(value, _WITH_TEXT) or isinstance(value, timedelta):
         raise ValueError(f"expected a value such as text, a number or a time, got {brief(value)}")
     return str(value)
-
-
-_WITH_TEXT = (str, int, float, Decimal, np.generic, date, time, UUID)  # also bool, and datetime

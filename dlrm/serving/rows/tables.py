@@ -1,6 +1,5 @@
 """Turns batches of a table into a model's inputs, by the transform of its training data."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def scoring_reader(fitted: Transform, labeled: bool, schema: Schema | None = Non
 def read_inputs(
     fitted: Transform, reader: RowReader, batch: Any, shares: Shares | None = None
 ) -> tuple[Inputs, FieldRows]:
-    """Returns a model's inputs from an Arrow batch, and its rows by the schema.
+    """Returns a model's inputs from an Arrow batch, and its rows, with labels as float32.
 
     `shares` counts the values that the transform knows.
 
@@ -42,28 +41,24 @@ def read_inputs(
     numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
     inputs = Inputs.from_columns(numerical, ids)
     if shares is not None:
-        absent = missing_features(rows.numerical, rows.categorical)
-        shares.add(absent, inputs.without_id())
-    return inputs, rows
+        shares.add(missing_features(rows.numerical, rows.categorical), inputs.without_id())
+    labels = None if rows.labels is None else rows.labels.astype(np.float32)
+    return inputs, rows._replace(labels=labels)
 
 
-def inputs_of_texts(fitted: Transform, columns: Iterable[TextColumn]) -> Inputs:
-    """Returns a model's inputs from the text of each of `fitted.names`.
-
-    Raises:
-        RowError: a value is unreadable; the message names row and column.
-    """
+def inputs_of_texts(fitted: Transform, text: TextColumn) -> Inputs:
+    """Returns a model's inputs from the text of each of `fitted.names`; see `inputs_of_text`."""
     schema, arrays = fitted.schema, []
-    for name, column in zip(fitted.names, columns, strict=True):
+    for name, *bounds in zip(fitted.names, text.starts, text.ends, strict=True):
+        column = TextColumn(text.data, *bounds)
         array = array_of(column).view(pa.large_string())  # which readers check
         if name in schema.marked:
             texts = array.to_pylist()
             array = pa.array([schema.plain_cell(name, text) for text in texts], pa.large_string())
         arrays.append(array)
-    batch = pa.RecordBatch.from_arrays(arrays, fitted.names)
+    return inputs_of_batch(fitted, pa.RecordBatch.from_arrays(arrays, fitted.names))
+
+
+def inputs_of_batch(fitted: Transform, batch: pa.RecordBatch) -> Inputs:
+    """Returns a model's inputs from an Arrow batch; see `read_inputs`."""
     return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]
-
-
-def labels_of(rows: FieldRows) -> np.ndarray | None:
-    """Returns labels as float32 `[rows]`; None if none were read."""
-    return None if rows.labels is None else rows.labels.astype(np.float32)

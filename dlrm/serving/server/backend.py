@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources import native
-from dlrm.serving.server.reader import Reader, Request, as_value_error, together_or_alone
+from dlrm.serving.server.reader import Reader, Request, alone
 
 _USED = b"used_dltensor"  # the DLPack protocol's name of a consumed capsule
 _set_name = ctypes.pythonapi.PyCapsule_SetName
@@ -25,14 +25,14 @@ def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     Omitted inputs are not included. Shapes are checked before data are read, since Triton's own
     check of them against the bytes sent overflows.
     """
-    return [together_or_alone(lambda items: [_inputs(items[0], reader)], [r])[0] for r in requests]
 
+    def tensors_of(request: Any) -> Request:
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        for name, tensor in tensors.items():
+            reader.check_shape(name, tensor.shape())
+        return {name: np.from_dlpack(tensor) for name, tensor in tensors.items()}
 
-def _inputs(request: Any, reader: Reader) -> Request:
-    tensors = {tensor.name(): tensor for tensor in request.inputs()}
-    for name, tensor in tensors.items():
-        reader.check_shape(name, tensor.shape())
-    return {name: np.from_dlpack(tensor) for name, tensor in tensors.items()}
+    return [alone(tensors_of, request) for request in requests]
 
 
 def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueError]) -> list[Any]:
@@ -41,18 +41,17 @@ def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueE
     Args:
         answers: arrays by output, or the error of the request.
     """
-    return [_response(pb_utils, answer) for answer in answers]
 
+    def sent(answer: Mapping[str, np.ndarray]) -> Any:
+        tensors = [_tensor(pb_utils, name, array) for name, array in answer.items()]
+        return pb_utils.InferenceResponse(tensors)
 
-def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> Any:
-    if not isinstance(answer, ValueError):
-        try:
-            tensors = [_tensor(pb_utils, name, array) for name, array in answer.items()]
-            return pb_utils.InferenceResponse(tensors)
-        except Exception as error:
-            answer = as_value_error(error)
-    problem = pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG)
-    return pb_utils.InferenceResponse(error=problem)
+    def refused(error: ValueError) -> Any:
+        problem = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+        return pb_utils.InferenceResponse(error=problem)
+
+    answered = (alone(sent, answer) for answer in answers)
+    return [refused(one) if isinstance(one, ValueError) else one for one in answered]
 
 
 def log_parser(pb_utils: Any, reader: Reader) -> None:
@@ -65,24 +64,9 @@ def log_parser(pb_utils: Any, reader: Reader) -> None:
 
 
 def _tensor(pb_utils: Any, name: str, array: np.ndarray) -> Any:
-    lent = _Lent(np.ascontiguousarray(array))
-    tensor = pb_utils.Tensor.from_dlpack(name, lent)
+    capsule = np.ascontiguousarray(array).__dlpack__()
+    tensor = pb_utils.Tensor.from_dlpack(name, capsule)
     # The backend's capsule does not have the protocol's name, for which numpy would print an error
     # per request.
-    _set_name(lent.capsule, _USED)
+    _set_name(capsule, _USED)
     return tensor
-
-
-class _Lent:
-    """An array as DLPack, with a reference to its capsule."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array = array
-        self.capsule: Any = None
-
-    def __dlpack__(self, **options: Any) -> Any:
-        self.capsule = self._array.__dlpack__(**options)
-        return self.capsule
-
-    def __dlpack_device__(self) -> Any:
-        return self._array.__dlpack_device__()

@@ -11,49 +11,57 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from dlrm.data.sources.row_error import RowError
-from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving import scoring
+from dlrm.serving.rows.inputs import Inputs, check_scores
 from dlrm.serving.server.names import ONNX
 from dlrm.serving.server.reader import Reader, Request, together_or_alone
 
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
 
-class Scorer:
-    """Scores requests by ONNX Runtime; a bad request does not affect others.
+class OnnxScorer(scoring.Scorer):
+    """Scores an exported version by ONNX Runtime; a bad request does not affect others.
 
     Args:
-        directory: a version of a served model, with `model.onnx/`.
+        path: a version of a served model, with `model.onnx/`.
+        batch_size: maximum rows of a request.
         threads: number of threads; 0 is one per core.
     """
 
-    def __init__(self, directory: Path, max_rows: int, threads: int = 0) -> None:
-        self.reader = Reader(directory, max_rows)
-        self._score = open_session(directory / ONNX, threads)
+    def __init__(self, path: Path, batch_size: int, threads: int = 0) -> None:
+        self.path, self.batch_size = path.absolute(), batch_size
+        self.reader = Reader(path, batch_size)
+        self.transform = self.reader.transform
+        self._score = open_session(path / ONNX, threads)
 
-    def __call__(self, requests: Sequence[Request | ValueError]) -> list[np.ndarray | ValueError]:
+    def logits_of(self, inputs: Inputs) -> np.ndarray:
+        """Returns the logits of a model's inputs, float32 `[rows]`; see `Scorer`."""
+        (checked,) = self.reader.check([inputs])
+        logits = self._score(*checked.arrays)[:, 0]
+        if self.recalibration is not None:
+            logits = self.recalibration.of(logits)
+        check_scores(logits)
+        return logits
+
+    def answer(self, requests: Sequence[Request | ValueError]) -> list[np.ndarray | ValueError]:
         """Returns the scores of each request, float32 `[rows, 1]`, or its error.
 
         Args:
             requests: tensors, or the errors found so far.
         """
-        read = self.reader.read(requests)
-        good = [inputs for inputs in read if not isinstance(inputs, ValueError)]
-        scores = map(_checked, together_or_alone(self._together, good))
-        return [inputs if isinstance(inputs, ValueError) else next(scores) for inputs in read]
+        return together_or_alone(self._together, requests)
 
-    def _together(self, read: Sequence[Inputs]) -> list[np.ndarray]:
+    __call__ = answer
+
+    def _together(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        read = self.reader.read_all(requests)
         scores = self._score(*Inputs.joined(read).arrays)
-        return np.split(scores, np.cumsum([len(inputs.numerical) for inputs in read])[:-1])
+        check_scores(scores)  # JSON has no numbers that are not finite
+        ends = np.cumsum([len(inputs.numerical) for inputs in read])
+        return np.split(scores, ends[:-1])
 
 
-def _checked(scores: np.ndarray | ValueError) -> np.ndarray | ValueError:
-    """Returns the scores of a request, or an error if one is not finite, as JSON requires."""
-    if isinstance(scores, ValueError) or np.isfinite(scores).all():
-        return scores
-    row = int(np.isfinite(scores).all(axis=1).argmin())
-    got = scores[row, 0]
-    return RowError(row, f"expected numericals whose score is a finite number, got {got}")
+Scorer = OnnxScorer
 
 
 def open_session(directory: Path, threads: int | None = None) -> Callable[..., np.ndarray]:
