@@ -29,11 +29,11 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self._backend, self._outputs = backend, named
         if (directory / ONNX).is_dir():
-            from dlrm.serving.server.scorer import Scorer
+            from dlrm.serving.server.scorer import OnnxScorer
 
             threads = int(config["parameters"]["threads"]["string_value"])
-            self._answer = Scorer(directory, max_rows(config), threads)
-            self._reader = self._answer.reader
+            scorer = OnnxScorer(directory, max_rows(config), threads)
+            self._answer, self._reader = scorer.answer, scorer.reader
             self._outputs = lambda scores: {"output__0": scores}
         else:
             self._reader = Reader(directory, max_rows(config))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dlrm.deployment.config import ExportConfig
-from dlrm.serving.network.platforms import INPUTS, OUTPUT, PLATFORMS
+from dlrm.serving.network.platforms import OUTPUT, PLATFORMS
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.server.names import LENGTHS, RAW
+from dlrm.serving.server.names import INPUTS, LENGTHS, RAW
 
 Fields = dict[str, Any]  # of a message of protobuf; a list repeats its field
 _ENUMS = ("data_type", "kind")  # fields whose values have no quotes

@@ -25,7 +25,7 @@ from dlrm.deployment import deployer, exporter
 from dlrm.manifest import write_manifest
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.server.names import KIND
-from dlrm.serving.server.scorer import Scorer
+from dlrm.serving.server.scorer import OnnxScorer
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 
@@ -77,16 +77,16 @@ def test_a_flipped_bit_in_any_file_of_a_version_is_named(exported, tmp_path, fli
     shutil.copytree(exported / "model" / "1", version)
     files = sorted(path for path in version.rglob("*") if path.is_file() and path.stat().st_size)
     draw = random.Random(seed)
-    Scorer(version, 10)
+    OnnxScorer(version, 10)
     for number in range(flips):
         path = draw.choice(files) if number >= len(files) else files[number]
         undo = flip(path, draw)
         with pytest.raises(ValueError, match=re.escape(path.name)):
-            Scorer(version, 10)
+            OnnxScorer(version, 10)
         undo()
     (version / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"manifest\.json: no such file"):
-        Scorer(version, 10)
+        OnnxScorer(version, 10)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -282,7 +282,7 @@ sys.meta_path.insert(0, OnlyWhatServersHave())
 import numpy as np
 from dlrm.data.sources import native
 from dlrm.serving.server import backend
-from dlrm.serving.server.scorer import Scorer
+from dlrm.serving.server.scorer import OnnxScorer
 
 class Logger:
     lines = []
@@ -291,10 +291,10 @@ class Logger:
 class Server:
     Logger = Logger
 
-scorer = Scorer(directory, 4096)
+scorer = OnnxScorer(directory, 4096)
 backend.log_parser(Server, scorer.reader)
 rows = np.array([line.encode() for line in json.loads(sys.stdin.read())])
-(scores,) = scorer([{"raw__0": rows.view(np.uint8).reshape(len(rows), -1)}])
+(scores,) = scorer.answer([{"raw__0": rows.view(np.uint8).reshape(len(rows), -1)}])
 files = [Path(module.__file__) for name, module in sys.modules.items() if name.startswith("dlrm")]
 print(json.dumps([
     all(directory in file.parents for file in files), native.host is not None,

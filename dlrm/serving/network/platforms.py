@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlrm.command_line import missing_extra
-from dlrm.serving.server.names import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
+from dlrm.serving.server.names import INPUTS, ONNX
 
 if TYPE_CHECKING:  # the help of commands names platforms, and is quick without them
     import numpy as np
     from torch import Tensor, nn
 
 Score = Callable[..., "np.ndarray"]  # `Inputs.arrays` -> scores [rows, 1]
-INPUTS = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
 OUTPUT = "output__0"
 _OPSET = 18
 _IR_VERSION = 10  # supported by the ONNX Runtime of 2024, and so by Triton images of that year

@@ -51,17 +51,12 @@ class OnnxScorer(scoring.Scorer):
         """
         return together_or_alone(self._together, requests)
 
-    __call__ = answer
-
     def _together(self, requests: Sequence[Request]) -> list[np.ndarray]:
         read = self.reader.read_all(requests)
         scores = self._score(*Inputs.joined(read).arrays)
         check_scores(scores)  # JSON has no numbers that are not finite
         ends = np.cumsum([len(inputs.numerical) for inputs in read])
         return np.split(scores, ends[:-1])
-
-
-Scorer = OnnxScorer
 
 
 def open_session(directory: Path, threads: int | None = None) -> Callable[..., np.ndarray]:
