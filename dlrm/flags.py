@@ -1,6 +1,6 @@
 """Flags made from the settings of configurations, which describe themselves."""
 
-import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import check_path, is_uri
-from dlrm.settings import REQUIRED, Setting, defaults_of, settings_of, uris_of
+from dlrm.settings import REQUIRED, Setting, defaults_of, nearest_names, settings_of, uris_of
 from dlrm.version import version_line
 
 Config = TypeVar("Config")
@@ -194,6 +194,8 @@ class ConfigFlags:
             placed = self._placed(self._parsed(self._spelled(arguments)))
             if path := self._flags["config"].value:
                 check_all_local([("--config", path)])
+                if not os.path.isfile(path):
+                    raise FileNotFoundError(f"--config {path}: no such file")
                 self._read(path)
             named = {name: self._flags[name] for name in self._types if name not in self.positional}
             given = {name: flag.value for name, flag in named.items() if flag.present} | placed
@@ -252,7 +254,7 @@ class ConfigFlags:
             raise ValueError(self._unknown(error.flagname)) from None
 
     def _unknown(self, name: str) -> str:
-        near = [one for one in difflib.get_close_matches(name, self._flags) if one != name]
+        near = nearest_names(name, self._flags)
         asked = f". Did you mean: {', '.join(near)} ?" if near else ""  # in absl's words
         return f"Unknown command line flag {brief(name)}{asked}"
 

@@ -5,6 +5,7 @@ takes and its role in checkpoints beside its default. Flags, help, checks, the p
 stays the same when it resumes, and the reference pages follow.
 """
 
+import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -14,6 +15,21 @@ from typing import Any
 from dlrm.command_line import text_of
 
 REQUIRED: Any = MISSING  # default of a setting that the user has to give
+_ELSEWHERE = {  # names in other libraries -> ours
+    "learning_rate": "lr",
+    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_boost_round"), "epochs"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **dict.fromkeys(("early_stopping_rounds", "early_stopping", "patience"), "early_stop"),
+    **dict.fromkeys(("device", "accelerator"), "base_device"),
+    **dict.fromkeys(("y", "target", "label_column"), "label"),
+    **dict.fromkeys(("sample_weight", "weight_column"), "weight"),
+    **dict.fromkeys(("valid", "eval_set", "valid_sets", "validation_data"), "validation"),
+    **dict.fromkeys(("eval_metric", "feval"), "metrics"),
+    **dict.fromkeys(("callback", "callbacks"), "on_test"),
+    **dict.fromkeys(("hidden_units", "hidden_layer_sizes", "layers"), "top_mlp_sizes"),
+    **dict.fromkeys(("n_jobs", "num_threads"), "cores"),
+    **dict.fromkeys(("model", "model_path"), "checkpoint"),
+}
 
 
 @dataclass(frozen=True)
@@ -132,3 +148,10 @@ def resumable_of(*configs: type) -> frozenset[str]:
 def uris_of(*configs: type) -> dict[str, str]:
     """Returns the settings that may be URIs, with their roles."""
     return {name: own.uri for name, own in settings_of(*configs).items() if own.uri}
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the known names that a user may mean, who knows other libraries; the best first."""
+    others = [one for one in known if one != name]
+    same = _ELSEWHERE.get(name.replace("-", "_"))
+    return [same] if same in others else difflib.get_close_matches(name, others)

@@ -1,6 +1,5 @@
 """Datasets from Python: opened from disk, or made from tables in memory."""
 
-import difflib
 import inspect
 import os
 import weakref
@@ -27,7 +26,7 @@ from dlrm.remote.localize import check_path, errors_shown, local_path, output_at
 from dlrm.remote.publish import find_published
 from dlrm.remote.uri import Uri, is_uri, shown
 from dlrm.serving.wording import in_python
-from dlrm.settings import settings_of
+from dlrm.settings import nearest_names, settings_of
 
 TEST_FRACTION = 0.2  # share of the rows, unless the caller divides them otherwise
 _DIVISION = [field.name for field in fields(SplitConfig)]
@@ -232,31 +231,12 @@ def say_nothing(line: str) -> None:
     """Prints no line about a stage."""
 
 
-_ELSEWHERE = {  # names of other libraries -> ours
-    "learning_rate": "lr",
-    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_boost_round"), "epochs"),
-    **dict.fromkeys(("random_state", "random_seed"), "seed"),
-    **dict.fromkeys(("early_stopping_rounds", "early_stopping", "patience"), "early_stop"),
-    **dict.fromkeys(("device", "accelerator"), "base_device"),
-    **dict.fromkeys(("y", "target", "label_column"), "label"),
-    **dict.fromkeys(("sample_weight", "weight_column"), "weight"),
-    **dict.fromkeys(("valid", "eval_set", "valid_sets", "validation_data"), "validation"),
-    **dict.fromkeys(("eval_metric", "feval"), "metrics"),
-    **dict.fromkeys(("callback", "callbacks"), "on_test"),
-    **dict.fromkeys(("hidden_units", "hidden_layer_sizes", "layers"), "top_mlp_sizes"),
-    **dict.fromkeys(("n_jobs", "num_threads"), "cores"),
-}
-
-
 def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeError:
     """Returns the error for an argument that is neither a function's own nor one of its options."""
     parameters = inspect.signature(function).parameters.values()
     own = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     known = list(dict.fromkeys([*own, *options]))
-    similar = difflib.get_close_matches(name, known, 1)
-    if (same := _ELSEWHERE.get(name)) in known:
-        similar = [str(same)]
-    if similar:
+    if similar := nearest_names(name, known):
         return TypeError(f"{function.__name__}(): got {name!r}; did you mean {similar[0]!r}?")
     return TypeError(
         f"{function.__name__}(): got {name!r}; expected one of its arguments, which "

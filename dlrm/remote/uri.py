@@ -121,9 +121,9 @@ def check_path(path: Any, name: str) -> None:
             Uri.parse(path)
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
-    elif path == "":
-        raise ValueError(f"{name}: expected a path, got an empty text")
     elif isinstance(path, str | os.PathLike):
+        if path == "":
+            raise ValueError(f"{name}: expected a path, got an empty text")
         check_local(path, name)
 
 

@@ -177,6 +177,7 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
 def test_what_absl_finds_is_told_in_its_words():
     for word, message in {
         "--batchsize=1": "Unknown command line flag 'batchsize'. Did you mean: batch_size, ",
+        "--learning-rate=1": "Unknown command line flag 'learning-rate'. Did you mean: lr ?",
         "--lr=x": "flag --lr=x: could not convert string to float: 'x'",
         "--seed=-1": "flag --seed=-1: -1 is not an integer in the range",
         "train": "expected flags only, got ['train']",
