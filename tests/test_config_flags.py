@@ -71,7 +71,6 @@ def test_a_command_line_becomes_a_configuration(words, changed):
         (["s3://a", "--needed=1"], "first s3://a: expected a path of this machine, got a URI"),
         (["a", "--config=s3://a/b"], "--config s3://a/b: expected a path of this machine, got a"),
         (["a", "--config=none.yaml"], "--config none.yaml: no such file"),
-        (["a", "--needed=1", "--source="], "--source: expected a path, got an empty text"),
         (["a", "--needed=1", "--source=ftp://a"], "--source ftp://a: expected a URI of s3://, "),
         (["a", "--needed=1", "--flagfile=none"], "Unable to open flagfile: "),
     ],

@@ -122,8 +122,6 @@ def check_path(path: Any, name: str) -> None:
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     elif isinstance(path, str | os.PathLike):
-        if path == "":
-            raise ValueError(f"{name}: expected a path, got an empty text")
         check_local(path, name)
 
 
