@@ -64,7 +64,6 @@ class Predictor(Scorer):
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
-        self.config: DLRMConfig = model.config
         self.draft: Draft | None = None
 
     @cached_property
@@ -142,6 +141,11 @@ class Predictor(Scorer):
                 own = self.recalibration
                 texts = {} if own is None else texts_of(self.path, own)
                 Checkpoint(self.path).copy(path, texts, replace)
+
+    @property
+    def config(self) -> DLRMConfig:
+        """The architecture of the network."""
+        return self.model.config
 
     @property
     def sampling_note(self) -> str | None:

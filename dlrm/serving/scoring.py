@@ -23,7 +23,6 @@ class Scorer(ABC):
         transform: transform of raw rows; None if the training data had none.
         path: the path that the model was loaded from.
         batch_size: rows scored at a time.
-        config: the architecture of the network; None for an exported version, for raw rows only.
         recalibration: recalibration of the logits of the network; None for none. That of an
             exported version comes after the one that was exported with it.
     """
@@ -31,7 +30,6 @@ class Scorer(ABC):
     transform: Transform | None
     path: Path
     batch_size: int
-    config: "DLRMConfig | None" = None
     recalibration: "Recalibration | None" = None
 
     @abstractmethod
@@ -48,6 +46,11 @@ class Scorer(ABC):
         other = copy.copy(self)
         other.recalibration = recalibration
         return other
+
+    @property
+    def config(self) -> "DLRMConfig | None":
+        """The architecture of the network; None for an exported version, for raw rows only."""
+        return None
 
     @property
     def row_transform(self) -> Transform:

@@ -291,9 +291,9 @@ def test_numbers_in_rows_have_the_marks_of_the_schema(form):
         of = {"line": lines, "fields": [line.split("\t") for line in lines]}
         of["mapping"] = [dict(zip(("x", "u"), fields, strict=True)) for fields in of["fields"]]
         reader = scoring_reader(marked, labeled=False)
-        found, _ = read_inputs(marked, reader, frame_of(of[form], marked).to_batches()[0])
+        found, _ = read_inputs(marked, reader, frame_of(of[form], marked))
     np.testing.assert_array_equal(found.numerical, expected.numerical)
     np.testing.assert_array_equal(found.ids, expected.ids)
-    (batch,) = frame_of([{"x": "12.5", "u": "a"}], marked).to_batches()
+    batch = frame_of([{"x": "12.5", "u": "a"}], marked)
     with pytest.raises(RowError, match="decimal mark ,"):
         read_inputs(marked, scoring_reader(marked, labeled=False), batch)

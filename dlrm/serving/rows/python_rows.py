@@ -25,7 +25,7 @@ _NOT_OF_ONE_TYPE = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def frame_of(rows: Any, transform: Transform) -> Any:
-    """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
+    """Returns a batch of Arrow with the fields that a model takes, from rows of any kind.
 
     A table in memory is returned as a table.
 
@@ -41,7 +41,7 @@ def frame_of(rows: Any, transform: Transform) -> Any:
     names = transform.names
     is_row = _is_named(rows) and not hasattr(rows, "columns")  # also a Series, which has a stream
     if is_frame(rows) and not is_row:
-        return rows
+        return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
     if type(rows).__name__ == "LazyFrame":
@@ -55,7 +55,7 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
     named = zip(names, columns, strict=True)
     arrays = [_array_of(transform, lists, *column) for column in named]
-    return pa.table(arrays, names)
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def _is_named(row: Any) -> bool:
