@@ -26,7 +26,6 @@ from dlrm.command_line import say
 from dlrm.documents import cell
 from dlrm.files import atomic_file, make_directories
 from dlrm.flags import Values, run_command
-from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import TESTED, line_of, metrics_note, one_class_note
 from dlrm.preproc.spark.session import SparkConfig, open_engine
 from dlrm.scripts.common.scoring import CSV_FLAGS, open_predictor, scoring_line, source_config
@@ -246,6 +245,8 @@ def _shown_ids(predictor: "Scorer", table: int, ids: list[int]) -> str:
 
 
 def _say_metrics(logits: "np.ndarray", labels: "np.ndarray") -> None:
+    from dlrm.metrics.ranked import RankedRows
+
     found = RankedRows(logits, labels).metrics()
     metrics = {name: found[name] for name in TESTED}
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}

@@ -171,8 +171,8 @@ class Predictor(Scorer):
         # The look-up knows no names of fields, and its rows are those of a part.
         longest = self.transform.longest if self.transform else None
         check_inputs(inputs, field_names(self), sizes, longest)
-        parts = [torch.empty(0)]
         with own_settings(), torch.inference_mode():
+            parts = [torch.empty(0)]
             for begin in range(0, len(inputs.numerical), self.batch_size):
                 numerical, ids, lengths, weights = (
                     None if array is None else torch.from_numpy(array).to(device)

@@ -130,7 +130,9 @@ def test_a_served_model_scores_raw_rows_and_ids(model, tmp_path):
         {"raw__0": np.array(lines, "S").view(np.uint8).reshape(len(lines), -1)},
         {f"input__{place}": array for place, array in zip(range(len(names)), numbers, strict=True)},
     ]
-    answers = scorer.Scorer(tmp_path / "models/model/1", batch_size=100, threads=1)(asked)
+    answers = scorer.OnnxScorer(tmp_path / "models/model/1", batch_size=100, threads=1).answer(
+        asked
+    )
     for answer in answers:
         assert not isinstance(answer, Exception), answer
         np.testing.assert_allclose(answer.ravel(), model.logits(rows), rtol=1e-4, atol=1e-5)
