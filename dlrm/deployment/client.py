@@ -16,28 +16,25 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from dlrm.data import layout
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.verification import Verifier
 from dlrm.deployment.config import ClientConfig
 from dlrm.files import errors_named, write_array
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.network.platforms import OUTPUT, require
 from dlrm.serving.server.names import RAW
 
-Request = dict[str, np.ndarray]  # input -> tensor
+if TYPE_CHECKING:  # the help is quick without it
+    import numpy as np
+
+Request = dict[str, "np.ndarray"]  # input -> tensor
 
 
 class Batch(NamedTuple):
     """Rows as requests that the server accepts, and their labels, if known."""
 
     requests: list[Request]
-    labels: np.ndarray | None
+    labels: "np.ndarray | None"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,15 +67,19 @@ def _run(values: Values) -> None:
         with errors_named(options.report):
             options.report.write_text(json.dumps(figures, indent=1) + "\n")
     if labels is not None:
+        from dlrm.metrics.ranked import RankedRows
+
         print(f"AUC {RankedRows(scores, labels).metrics()['auc']:.6f}")
 
 
-def _measured(options: ClientConfig) -> tuple[dict[str, float], np.ndarray, np.ndarray | None]:
+def _measured(options: ClientConfig) -> tuple[dict[str, float], "np.ndarray", "np.ndarray | None"]:
     """Sends rows; returns measurements, of which latencies are per batch, scores and labels.
 
     Raises:
         InferenceServerException: the server refuses a request; no further ones are sent.
     """
+    import numpy as np
+
     server = Server(options)
     batches = (_of_dataset if options.source.is_dir() else _of_log)(options, server.max_rows)
     if options.test_batches is not None:
@@ -134,8 +135,9 @@ class Server:
         except (OSError, self._api.InferenceServerException):
             return False
 
-    def scores(self, request: Request) -> np.ndarray:
+    def scores(self, request: Request) -> "np.ndarray":
         """Returns the scores of a request, float32 `[rows]`."""
+        import numpy as np
         from tritonclient.utils import triton_to_np_dtype
 
         inputs = []
@@ -150,7 +152,10 @@ class Server:
 
 
 def _of_dataset(options: ClientConfig, most: int) -> Iterator[Batch]:
+    from dlrm.data import layout
+    from dlrm.data.clicks.feature_spec import FeatureSpec
     from dlrm.data.clicks.readers import SplitDataset  # torch takes seconds to import
+    from dlrm.data.verification import Verifier
     from dlrm.serving.server.reader import named
     from dlrm.serving.sources import inputs_of
 
@@ -168,6 +173,8 @@ def _of_dataset(options: ClientConfig, most: int) -> Iterator[Batch]:
 
 
 def _of_log(options: ClientConfig, most: int) -> Iterator[Batch]:
+    import numpy as np
+
     with open(options.source, "rb") as file:
         lines = (line.rstrip(b"\r\n") for line in file)
         first_line = 1
