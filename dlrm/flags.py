@@ -194,7 +194,7 @@ class ConfigFlags:
             placed = self._placed(self._parsed(self._spelled(arguments)))
             if path := self._flags["config"].value:
                 check_all_local([("--config", path)])
-                if not os.path.isfile(path):
+                if not os.path.exists(path):
                     raise FileNotFoundError(f"--config {path}: no such file")
                 self._read(path)
             named = {name: self._flags[name] for name in self._types if name not in self.positional}

@@ -63,8 +63,9 @@ def test_ctrl_c_is_for_the_process_that_started_the_others(tmp_path):
     assert (tmp_path / "stderr").read_text() == ""
 
 
-def stop_as_a_process_starts(forked):
+def stop_as_a_process_starts(is_forked, path):
     """Gets SIGTERM when the first process has begun, before its pool knows of it."""
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
     start = workers_module._WithoutInterrupts.start
 
     def stopped(process):
@@ -74,7 +75,7 @@ def stop_as_a_process_starts(forked):
     workers_module._WithoutInterrupts.start = stopped
 
     def act():
-        pool = process_pool(2, forked)
+        pool = process_pool(2, is_forked)
         try:
             list(in_order(pool, time.sleep, [1000.0, 1000.0], 2))
         finally:
@@ -84,9 +85,11 @@ def stop_as_a_process_starts(forked):
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_a_process_that_starts_as_sigterm_arrives_ends_too(is_forked):
-    process = forked.CONTEXT.Process(target=stop_as_a_process_starts, args=(is_forked,))
+def test_a_process_that_starts_as_sigterm_arrives_ends_too(is_forked, tmp_path):
+    args = is_forked, tmp_path / "stderr"
+    process = forked.CONTEXT.Process(target=stop_as_a_process_starts, args=args)
     process.start()
     process.join(60)
     process.kill()
     assert process.exitcode == 143
+    assert (tmp_path / "stderr").read_text() == "error: terminated\n"
