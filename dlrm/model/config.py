@@ -17,7 +17,7 @@ from dlrm.model.layers.choices import (
     ensemble_kinds,
     interaction_names,
 )
-from dlrm.model.tables.placement import AUTO, PLACEMENTS, divide_tables
+from dlrm.model.placement import AUTO, PLACEMENTS, divide_tables
 from dlrm.settings import architecture_of, check_settings, setting
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dlrm.machine import idle_cores
-from dlrm.model.tables.placement import AUTO
+from dlrm.model.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, UPDATE
 from dlrm.tasks.recommendation import Recommendation
 

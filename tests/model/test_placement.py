@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm.model.tables.placement import place_tables
+from dlrm.model.placement import place_tables
 
 CRITEO = [  # rows of the Criteo Terabyte tables with a frequency limit of 15
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11),
