@@ -69,6 +69,14 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor logit_bias, Tensor? added_logits, Tensor labels, float divisor)"
       " -> Tensor[]");
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
+  // One layer of these networks' MLPs on a CPU. With `keeps` the second result is what the gradient
+  // needs, whose results are those of the inputs, with `needs_inputs`, the weight and the bias.
+  m.def(
+      "linear_relu(Tensor inputs, Tensor weight, Tensor bias, bool keeps)"
+      " -> (Tensor output, Tensor kept)");
+  m.def(
+      "linear_relu_backward(Tensor grad, Tensor output, Tensor kept, Tensor weight,"
+      " bool needs_inputs) -> Tensor[]");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
   // cuda/errors.h), and the process's switches (see cuda/runtime.h).

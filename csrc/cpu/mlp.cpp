@@ -1,3 +1,5 @@
+#include <torch/csrc/stable/library.h>
+
 #include <optional>
 #include <tuple>
 
@@ -380,4 +382,24 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   return found;
 }
 
+namespace {
+
+std::tuple<Tensor, Tensor> linear_relu(const Tensor& inputs, const Tensor& weight,
+                                       const Tensor& bias, bool keeps) {
+  return mlp(inputs, {weight}, {bias}, std::nullopt, std::nullopt, keeps);
+}
+
+std::vector<Tensor> linear_relu_backward(const Tensor& grad, const Tensor& output,
+                                         const Tensor& kept, const Tensor& weight,
+                                         bool needs_inputs) {
+  return mlp_backward(grad, output, kept, {weight}, std::nullopt, std::nullopt,
+                      output.scalar_type(), needs_inputs);
+}
+
+}  // namespace
 }  // namespace dlrm
+
+STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
+  m.impl("linear_relu", TORCH_BOX(&dlrm::linear_relu));
+  m.impl("linear_relu_backward", TORCH_BOX(&dlrm::linear_relu_backward));
+}

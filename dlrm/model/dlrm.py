@@ -14,7 +14,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
 from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING
 from dlrm.model.layers.interaction import NativeDot
-from dlrm.model.layers.mlp import MLP
+from dlrm.model.layers.mlp import MLP, LinearReLU
 from dlrm.model.layers.numerical_embedding import PiecewiseLinear
 from dlrm.model.layers.packed import mean_of_members
 from dlrm.model.score import make_scores
@@ -119,6 +119,18 @@ class DLRM(nn.Module):
         (only,) = self.scores
         self.interact, self.top_mlp, self.output = only.interact, only.top_mlp, only.output
         self.cross, self.adapters = only.cross, only.adapters
+
+    @property
+    def products(self) -> str:
+        """Whose matrix products a CPU uses; see the class."""
+        return self._products
+
+    @products.setter
+    def products(self, products: str) -> None:
+        self._products = products
+        for module in self.modules():
+            if isinstance(module, LinearReLU):
+                module.products = products
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""

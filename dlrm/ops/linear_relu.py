@@ -1,21 +1,24 @@
 """A linear layer with a ReLU in one autograd node, and the gradient of the ReLU and the bias.
 
-The products are torch's: oneDNN's on a CPU, and cuBLASLt's on a GPU, which end with the ReLU. The
-gradient's mask and its sums are one pass of a kernel: csrc/{cpu,cuda}/relu_bias_backward*.
+On a CPU a native operator computes both, with the kernels of `network` (csrc/cpu/mlp*), or oneDNN
+the products. On a GPU cuBLASLt's product ends with the ReLU, and the gradient's mask and sums are
+one pass of csrc/cuda/relu_bias_backward.cu.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from dlrm.ops.layers import matrix_product
-from dlrm.ops.library import has_native, native_available
+from dlrm.ops.library import has_native, is_native_on_cpu, native_available
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor, native: bool = False) -> Tensor:
     """Returns relu(x W^T + b), computed in the dtype of x: `[batch, outputs]`.
 
     In compiled and traced models, under torch.func and for other dtypes it calls torch's functions.
@@ -25,6 +28,8 @@ def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         inputs: x, `[batch, inputs]`.
         weight: W, `[outputs, inputs]`, of any floating dtype, which its gradient has, too.
         bias: b, `[outputs]`, of any floating dtype.
+        native: run the native operator on a CPU, for float32 parameters and inputs in float32 or
+            bfloat16; see `choose_products`.
 
     Raises:
         RuntimeError: shapes do not fit together.
@@ -35,7 +40,8 @@ def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     outputs, width = weight.shape
     if inputs.dim() != 2 or inputs.shape[1] != width or bias.shape != (outputs,):
         return linear_relu_reference(inputs, weight, bias)  # whose error names the shapes
-    return _LinearReLU.apply(inputs, weight, bias)
+    node = _NativeLinearReLU if native and _is_native(inputs, weight, bias) else _LinearReLU
+    return node.apply(inputs, weight, bias)
 
 
 def linear_relu_reference(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -46,8 +52,7 @@ def linear_relu_reference(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tenso
 def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of a ReLU's input and of the bias that was added to it.
 
-    The first is `grad` where `output` is above 0, else 0. The second is its column sums in float32,
-    which are the same at any thread count.
+    The first is `grad` where `output` is above 0, else 0. The second is its column sums in float32.
 
     Args:
         grad: gradient of the ReLU's output, `[batch, width]`.
@@ -56,7 +61,7 @@ def relu_bias_backward(grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         RuntimeError: shapes or dtypes do not fit together; the message names both.
     """
-    if has_native("relu_bias_backward", grad=grad, output=output):
+    if has_native("relu_bias_backward", grad=grad, output=output) and grad.is_cuda:
         return torch.ops.dlrm.relu_bias_backward.default(grad, output)
     _check_pair(grad, output)
     return relu_bias_backward_reference(grad, output)
@@ -66,6 +71,34 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
     """Does the same in plain PyTorch: the fallback and the oracle of the tests."""
     grad_input = torch.ops.aten.threshold_backward(grad, output, 0)
     return grad_input, grad_input.sum(0, dtype=torch.float32)
+
+
+def _is_native(inputs: Tensor, *parameters: Tensor) -> bool:
+    return (
+        inputs.dtype in _NATIVE_DTYPES
+        and is_native_on_cpu(inputs, *parameters)
+        and all(one.dtype == torch.float32 for one in parameters)
+    )
+
+
+class _NativeLinearReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        keeps = any(ctx.needs_input_grad)
+        output, kept = torch.ops.dlrm.linear_relu.default(inputs, weight, bias, keeps)
+        ctx.save_for_backward(output, kept)
+        ctx.weight = weight  # only its shape is needed: `kept` has a copy of its values
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        output, kept = ctx.saved_tensors
+        grads = torch.ops.dlrm.linear_relu_backward.default(
+            grad, output, kept, ctx.weight, ctx.needs_input_grad[0]
+        )
+        wanted = zip(grads, ctx.needs_input_grad, strict=True)
+        return tuple(one if is_wanted else None for one, is_wanted in wanted)
 
 
 class _LinearReLU(torch.autograd.Function):
@@ -105,7 +138,7 @@ def _weight_gradient(grad: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _check_pair(grad: Tensor, output: Tensor) -> None:
-    """Checks the same as csrc/relu_bias_backward.h, for the fallback."""
+    """Checks the same as csrc/cuda/relu_bias_backward.cu, for the fallback."""
     if grad.dim() != 2 or grad.shape != output.shape:
         raise RuntimeError(
             "relu_bias_backward: expected grad and output [batch, width], got grad "
@@ -124,3 +157,11 @@ if native_available():
     def _(grad, output):
         _check_pair(grad, output)
         return torch.empty_like(grad), grad.new_empty(grad.shape[1], dtype=torch.float32)
+
+    @register_flop_formula(torch.ops.dlrm.linear_relu)
+    def _(inputs, weight, bias, keeps, **_options):
+        return 2 * inputs[0] * weight.numel()
+
+    @register_flop_formula(torch.ops.dlrm.linear_relu_backward)
+    def _(grad, output, kept, weight, needs_inputs, **_options):
+        return 2 * grad[0] * weight.numel() * (1 + needs_inputs)

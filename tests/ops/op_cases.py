@@ -1,5 +1,6 @@
 """One record for each operator: how it is called, on which inputs, and how exact it must be."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -272,8 +273,7 @@ def network(gradients):
     return run
 
 
-def relu_bias_backward_calls():
-    return [(OPS.relu_bias_backward, (torch.randn(5, 7), torch.randn(5, 7).relu()), {})]
+LINEAR_RELU = [((1,), 1, 1), ((5,), 7, 19), ((0,), 4, 8), ((3,), 0, 5), ((300,), 13, 512)]
 
 
 def piecewise_inputs(shape, dtype):
@@ -473,8 +473,17 @@ CASES = [
         ops.linear_relu,
         ops.linear_relu_reference,
         linear_relu_inputs,
-        [((1,), 1, 1), ((5,), 7, 19), ((0,), 4, 8), ((3,), 0, 5), ((300,), 13, 512)],
-        relu_bias_backward_calls,
+        LINEAR_RELU,
+        lambda: [],
+        close={"atol": 1e-4, "rtol": 1e-4},
+    ),
+    OpCase(
+        "native_linear_relu",
+        functools.partial(ops.linear_relu, native=True),
+        ops.linear_relu_reference,
+        linear_relu_inputs,
+        LINEAR_RELU,
+        lambda: [],  # graphs record the reference
         close={"atol": 1e-4, "rtol": 1e-4},
     ),
     OpCase(

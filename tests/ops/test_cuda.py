@@ -244,7 +244,9 @@ def test_misaligned_inputs_are_read_one_by_one(dtype, gpu):
     assert torch.equal(pooled[:, 0], dense[ids[:, 0]])
     grad, mask = flat[1:].view(7, 16), torch.randn(7, 16).to(dtype)
     for one, other in zip(
-        ops.relu_bias_backward(grad, mask), ops.relu_bias_backward(grad.clone(), mask), strict=True
+        torch.ops.dlrm.relu_bias_backward(grad, mask),
+        torch.ops.dlrm.relu_bias_backward(grad.clone(), mask),
+        strict=True,
     ):
         assert torch.equal(one, other)
 
@@ -450,7 +452,7 @@ def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
             *updated(adagrad),
             *updated(row_wise),
             ops.joint_embedding(weight, ids, offsets, lengths),
-            *ops.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
+            *torch.ops.dlrm.relu_bias_backward(random.normal(300, 70), random.normal(300, 70)),
         ]
 
     before = everything()
@@ -708,7 +710,7 @@ def test_gradients_are_masked_and_summed(shape, dtype, gpu):
     grad, output = random.normal(*shape).to(dtype), random.normal(*shape).to(dtype).relu()
     output[:1] *= -1  # a ReLU never gives -0; here it masks the gradient
     output[:, 5:9] = float("nan")  # NaN lets the gradient pass
-    masked, bias = ops.relu_bias_backward(grad, output)
+    masked, bias = torch.ops.dlrm.relu_bias_backward(grad, output)
     expected, _ = ops.relu_bias_backward_reference(grad, output)
     assert torch.equal(masked, expected)
     assert (masked.dtype, bias.dtype) == (dtype, torch.float32)

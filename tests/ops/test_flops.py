@@ -64,9 +64,17 @@ def network_gradients():
     whole_network(ops.network_gradients, torch.ones(BATCH))
 
 
+def linear_relu():
+    ops.linear_relu(leaf(BATCH, 8), leaf(6, 8), leaf(6), native=True).sum().backward()
+
+
 ALL = BOTTOM + TOP + LOGIT
 COUNTS = {  # a product of weights takes two operations for each of them and each sample
     dot_interaction: {"dot_interaction": DOTS, "dot_interaction_backward": DOTS},
+    linear_relu: {
+        "linear_relu": 2 * BATCH * TOP,
+        "linear_relu_backward": 4 * BATCH * TOP,
+    },
     network: {"network": 2 * BATCH * ALL + DOTS},
     network_gradients: {"network_gradients": 2 * BATCH * (3 * ALL - BOTTOM) + 2 * DOTS},
 }

@@ -93,10 +93,16 @@ class MLP(nn.Sequential):
 
 
 class LinearReLU(nn.Linear):
-    """A linear layer and a ReLU, computed in the dtype of the inputs; see `ops.linear_relu`."""
+    """A linear layer and a ReLU, computed in the dtype of the inputs; see `ops.linear_relu`.
+
+    Attributes:
+        products: "native" or "torch"; see `ops.choose_products`.
+    """
+
+    products = "torch"
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return ops.linear_relu(inputs, self.weight, self.bias)
+        return ops.linear_relu(inputs, self.weight, self.bias, self.products == "native")
 
 
 class _Linear(nn.Linear):
