@@ -46,7 +46,7 @@ LOADER, REST = "loader wait", "Python and the autograd engine"
 PARTS = {  # beginnings of operators' names; the innermost that fits decides
     "MLPs, interaction and loss in one call": ("dlrm::network",),
     "MLPs and other products": (
-        *("dlrm::mlp", "_NativeMLP", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
+        *("dlrm::linear_relu", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
     ),
     "bias and ReLU": (
         *("aten::relu", "aten::clamp_min", "aten::threshold_backward", "aten::sum"),
