@@ -122,7 +122,7 @@ class DLRM(nn.Module):
 
     @property
     def products(self) -> str:
-        """Whose matrix products a CPU uses; see the class."""
+        """The matrix products that a CPU uses; see the class."""
         return self._products
 
     @products.setter
