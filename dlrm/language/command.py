@@ -17,16 +17,16 @@ from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
 from dlrm.language.bert import SIZES, BertConfig
-from dlrm.language.data.loader import TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs, majority_baseline
-from dlrm.language.data.squad import (
+from dlrm.language.largest_batch import largest_batch
+from dlrm.language.loader import TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs, majority_baseline
+from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
+from dlrm.language.squad import (
     SquadFeatures,
     exact_match_and_f1,
     predict_answers,
     write_predictions,
 )
-from dlrm.language.largest_batch import largest_batch
-from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.networks import flags as network_flags, work as networks
 from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested, name_of, validate_all

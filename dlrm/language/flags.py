@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.language.config import BertConfig
-from dlrm.language.data.config import VocabularyConfig
+from dlrm.language.config import BertConfig, VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.settings import architecture_of, check_settings, setting
 from dlrm.tasks.networks import flags as network_flags

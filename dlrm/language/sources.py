@@ -7,18 +7,17 @@ from typing import Any
 
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
-from dlrm.language.data.generated import GeneratedText
-from dlrm.language.data.loader import TextBatch, TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs
-from dlrm.language.data.squad import SquadFeatures, read_squad
-from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
-from dlrm.language.pretraining.dataset import known_vocab_size, open_pretraining
+from dlrm.language.generated import GeneratedText
+from dlrm.language.loader import TextBatch, TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs
+from dlrm.language.pretraining import PretrainingDataset, known_vocab_size
+from dlrm.language.squad import SquadFeatures, read_squad
+from dlrm.language.wordpiece import Tokenizer
 
 FILES = {  # files in a directory: training and test rows
     "squad": ("train-v1.1.json", "dev-v1.1.json"),
     "mrpc": ("train.tsv", "dev.tsv"),
 }
-_GENERATED = {"pretrain": "pretrain", "squad": "squad", "mrpc": "pairs"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ def _opener(
         raise ValueError(f"--task {values['task']} needs --vocab_file, a WordPiece vocabulary")
     _check_is_file(values["vocab_file"], "--vocab_file")
     known = values["vocab_size"] if vocab_is_fixed else None
-    tokenizer = load_tokenizer(values["vocab_file"], values["lower_case"], vocab_size=known)
+    tokenizer = Tokenizer(values["vocab_file"], values["lower_case"], vocab_size=known)
     if not vocab_is_fixed:
         values = values.filled({"vocab_size": tokenizer.vocab_size})
     length = values["max_seq_length"]
@@ -121,7 +120,7 @@ def _pretraining(values: Values, path: str) -> TextSource:
     sizes: dict[str, Any] = {
         name: values[flag] for name, flag in flags.items() if flag in values.given
     }
-    return open_pretraining(
+    return PretrainingDataset(
         path,
         pad_to_seq_length=values["pad_to_seq_length"],
         vocab_size=values["vocab_size"],
@@ -135,7 +134,7 @@ def _pretraining(values: Values, path: str) -> TextSource:
 def made_up(values: Values, rows: int) -> GeneratedText:
     """Returns rows of random tokens for the task of the flags."""
     return GeneratedText(
-        _GENERATED[values["task"]],
+        values["task"],
         rows,
         length=values["max_seq_length"],
         vocab_size=values["vocab_size"],

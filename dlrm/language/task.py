@@ -15,8 +15,8 @@ from dlrm.language.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
-from dlrm.language.data.pairs import accuracy_and_f1
+from dlrm.language.loader import NO_TOKEN, TextBatch
+from dlrm.language.pairs import accuracy_and_f1
 from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader

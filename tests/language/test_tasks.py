@@ -8,7 +8,7 @@ from network_runs import learns, losses_of
 from small_texts import LENGTH, STILL, WORDS, Rows, small
 
 from dlrm.distributed import World
-from dlrm.language.data.loader import NO_TOKEN, TextLoader
+from dlrm.language.loader import NO_TOKEN, TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
 from dlrm.train.config import PrecisionConfig

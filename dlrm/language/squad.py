@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
-from dlrm.language.data.loader import TextBatch
-from dlrm.language.data.wordpiece import Slices, Tokenizer
+from dlrm.language.loader import TextBatch
+from dlrm.language.wordpiece import Slices, Tokenizer
 
 _BREAKS = " \t\r\n\u202f"  # characters between words of a context
 _NUM_BEST = 20  # starts and ends of a window that are paired
@@ -224,7 +223,6 @@ class SquadFeatures:
 
     def token_spans(self, question: int) -> np.ndarray:
         """Returns the characters of each token of a question's context, `[tokens, 2]`."""
-        assert self._contexts.spans is not None
         context = self._context_of[question]
         return self._contexts.spans[slice(*self._contexts.starts[context : context + 2])]
 
@@ -238,14 +236,9 @@ class SquadFeatures:
         window = Slices(
             self._contexts.ids, starts + self.window_starts[rows], self.window_lengths[rows]
         )
-        ids, segments, lengths = self._tokenizer.join_pairs(asked, window, self.length)
-        return TextBatch(
-            torch.from_numpy(ids),
-            torch.from_numpy(segments),
-            torch.from_numpy(lengths),
-            torch.from_numpy(np.asarray(rows, np.int64)),
-            spans=None if self._spans is None else torch.from_numpy(self._spans[rows]),
-        )
+        joined = self._tokenizer.join_pairs(asked, window, self.length)
+        spans = None if self._spans is None else self._spans[rows]
+        return TextBatch.of(rows, *joined, spans=spans)
 
 
 def _check_answers(questions: Iterable[Question]) -> None:

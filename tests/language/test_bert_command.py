@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
+from dlrm.language.writer import PretrainingTextConfig, write_dataset
 from dlrm.tasks import run as runs
 
 pytestmark = pytest.mark.long
