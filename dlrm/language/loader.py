@@ -53,7 +53,7 @@ class TextBatch(NamedTuple):
         """Returns rows of a source, given ids, segments, lengths, and further fields by name."""
         tensors = {name: torch.from_numpy(a) for name, a in others.items() if a is not None}
         places = torch.from_numpy(np.asarray(rows, np.int64))
-        return cls(*map(torch.from_numpy, tokens), indices=places, **tensors)  # type: ignore[arg-type]
+        return cls(*map(torch.from_numpy, tokens), indices=places, **tensors)  # type: ignore[arg-type, misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
         """Returns the batch with `function` applied to each tensor that it has."""

@@ -100,7 +100,7 @@ class PretrainingDataset:
         for path in paths:
             place = _read(path, lambda *file, place=place: self._load(place, *file))
         self.lengths = self._rows.facts[:, LENGTH].astype(np.int64)
-        self.num_masked = self._rows.facts[:, NUM_MASKED].astype(np.int64)
+        self.num_masked: np.ndarray | None = self._rows.facts[:, NUM_MASKED].astype(np.int64)
 
     def _check_size(self, path: Path, what: str, flag: str, got: int, expected: int) -> None:
         if got != expected and not (self._pad and got < expected):
@@ -127,7 +127,7 @@ class PretrainingDataset:
         unknown, wrong = rows.ids >= size, rows.masked_ids >= size
         if self._unknown_id is None:
             _refuse(
-                unknown.any(axis=1) | wrong.any(axis=1),
+                np.logical_or(unknown.any(axis=1), wrong.any(axis=1)),
                 lambda row: (
                     f"tokens in [0, {size}), got "
                     f"{max(rows.ids[row].max(), rows.masked_ids[row].max(initial=0))}"
@@ -142,7 +142,7 @@ class PretrainingDataset:
         masked = [np.take_along_axis(array, order, axis=1) for array in rows[2:]]
         for array in masked:
             array[np.arange(wrong.shape[1]) >= kept[:, None]] = 0
-        return TextRows(np.where(unknown, self._unknown_id, rows.ids), rows.facts, *masked)
+        return TextRows(np.where(unknown, self._unknown_id or 0, rows.ids), rows.facts, *masked)
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns rows; see `TextSource.read`."""

@@ -128,8 +128,9 @@ class Tokenizer:
                 names it.
         """
         encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
-        ids, lengths = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
-        characters = [np.empty(0, np.int32)]
+        ids: list[np.ndarray] = [np.empty(0, np.int32)]
+        lengths: list[np.ndarray] = [np.zeros(1, np.int64)]
+        characters: list[np.ndarray] = [np.empty(0, np.int32)]
         remaining = iter(texts)
         while block := list(islice(remaining, _BLOCK)):
             for text in block:

@@ -61,11 +61,11 @@ class TextSummary(NamedTuple):
     documents: int
     sentences: int
     tokens: int
+    shards: int
     rows: int
     row_tokens: int
     masked_tokens: int
     random_rows: int
-    shards: int
 
 
 class Sentences(NamedTuple):
@@ -119,10 +119,11 @@ def write_dataset(
         totals = np.stack([*tqdm(written, "write", shards, unit="files", disable=None)])
         summary = TextSummary(
             len(files),
-            *(len(array) - 1 for array in (documents.documents, documents.sentences)),
+            len(documents.documents) - 1,
+            len(documents.sentences) - 1,
             len(documents.tokens),
-            *totals.sum(axis=0).tolist(),
             shards,
+            *totals.sum(axis=0).tolist(),
         )
         shutil.rmtree(work)
         names = ("input_format", "seed", "dupe_factor", "masked_lm_prob", "short_seq_prob")
