@@ -93,6 +93,7 @@ class TextRunConfig:
         "Number of batches within which rows are sorted by length, for less padding; 0: no "
         "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
         topic="Data",
+        least=0,
     )
     batch_size: str = setting(
         "32",
@@ -107,6 +108,7 @@ class TextRunConfig:
         "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
         "it earlier",
         topic="Training",
+        least=1,
     )
     layers_per_stage: tuple[int, ...] = setting(
         (),
@@ -153,6 +155,7 @@ class TextRunConfig:
         None,
         "Batches per pass of the benchmark over random data",
         topic="Inference benchmark",
+        least=1,
         resumable=True,
     )
     repeat: int = setting(
@@ -227,14 +230,13 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
     recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
     values = values.filled(recipe)
-    if values["execution"] == "graph" or values["mode"] != "finetune":
-        values = values.filled({"length_window": 0})
-    elif values["length_window"] is None:
-        values = values.filled({"length_window": 50})
-    if values["max_seq_length"] is None:
-        values = values.filled({"max_seq_length": 384 if task == "squad" else 128})
-    if values["max_predictions_per_seq"] is None:
-        values = values.filled({"max_predictions_per_seq": 20})
+    sorts = values["mode"] == "finetune" and values["execution"] != "graph"
+    values = values.filled({"length_window": 50 if sorts else 0})
+    defaults = {
+        "max_seq_length": 384 if task == "squad" else 128,
+        "max_predictions_per_seq": 20,
+    }
+    values = values.filled({name: n for name, n in defaults.items() if values[name] is None})
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
     return values, frozenset(recipe)
@@ -269,11 +271,6 @@ def check(values: Values) -> None:
         raise ValueError("--dataset: expected a path, or --data generated or synthetic")
     if mode == "evaluate" and values["data"] == "synthetic":
         raise ValueError("--data synthetic is one batch, which --mode evaluate cannot test on")
-    for flag in ("total_steps", "batches_per_step"):
-        if values[flag] is not None and values[flag] < 1:
-            raise ValueError(f"--{flag} {values[flag]}: expected 1 or more")
-    if values["length_window"] < 0:
-        raise ValueError(f"--length_window {values['length_window']}: expected 0 or more")
     size = values["batch_size"]
     if size != "max" and not (size.isascii() and size.isdigit()):
         raise ValueError(f"--batch_size {size}: expected a number from 1 on, or max")

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,9 @@ class PretrainingDataset:
             return rows
         unknown, wrong = rows.ids >= size, rows.masked_ids >= size
         if self._unknown_id is None:
-            _refuse(
-                np.logical_or(unknown.any(axis=1), wrong.any(axis=1)),
-                lambda row: (
-                    f"tokens in [0, {size}), got "
-                    f"{max(rows.ids[row].max(), rows.masked_ids[row].max(initial=0))}"
-                ),
-                path,
-                start,
-            )
+            most = np.maximum(rows.ids.max(axis=1), rows.masked_ids.max(axis=1, initial=0))
+            text = f"tokens in [0, {size}), got"
+            _refuse(path, start, most >= size, lambda row: f"{text} {most[row]}")
         used = np.arange(wrong.shape[1]) < rows.facts[:, NUM_MASKED, None]
         order = np.argsort(wrong | ~used, axis=1, kind="stable")  # known ones first, in order
         kept = (used & ~wrong).sum(axis=1)
@@ -220,15 +215,14 @@ def _checked_rows(fields: dict[str, Any], start: int, path: Path) -> TextRows:
         np.asarray(fields[name][start : start + _BLOCK], np.int64) for name in FIELDS
     )
     labels, used = labels.reshape(-1), mask != 0
-    lengths = used.sum(axis=1)
-    _refuse(
-        (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (lengths == 0) | ~_are_words(ids),
+    lengths, refuse = used.sum(axis=1), partial(_refuse, path, start)
+    wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (lengths == 0) | ~_are_words(ids)
+    refuse(
+        wrong,
         lambda row: (
             f"tokens of at least 0 and then padding, got input_mask {mask[row].tolist()} "
             f"of input_ids {ids[row].tolist()}"
         ),
-        path,
-        start,
     )
     # Positions end with zeros: position 0 is [CLS], which is never masked.
     num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
@@ -237,29 +231,22 @@ def _checked_rows(fields: dict[str, Any], start: int, path: Path) -> TextRows:
     wrong = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != 0)).any(axis=1)
     wrong |= np.count_nonzero(positions, axis=1) != num_masked
     wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1) | ~_are_words(masked)
-    _refuse(
+    refuse(
         wrong,
         lambda row: (
             f"masked_lm_positions in [1, {lengths[row]}), each once, and then zeros, of "
             f"masked_lm_ids of at least 0, got {positions[row].tolist()} of {masked[row].tolist()}"
         ),
-        path,
-        start,
     )
     in_b = segments == 1
-    _refuse(
-        (used & (segments != 0) & ~in_b).any(axis=1)
-        | (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1),
+    wrong = (used & (segments != 0) & ~in_b).any(axis=1)
+    wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
+    refuse(
+        wrong,
         lambda row: f"segment_ids of 0 and then of 1, got {segments[row][used[row]].tolist()}",
-        path,
-        start,
     )
-    _refuse(
-        (labels != 0) & (labels != 1),
-        lambda row: f"a label of 0 or 1, got {labels[row]}",
-        path,
-        start,
-    )
+    wrong = (labels != 0) & (labels != 1)
+    refuse(wrong, lambda row: f"a label of 0 or 1, got {labels[row]}")
     second = np.where((in_b & used).any(axis=1), in_b.argmax(axis=1), lengths)
     facts = np.stack([lengths, second, num_masked, labels], axis=1)
     return TextRows(np.where(used, ids, 0), facts, positions, masked)
@@ -269,7 +256,7 @@ def _are_words(ids: np.ndarray) -> np.ndarray:
     return np.all((ids >= 0) & (ids <= np.iinfo(np.int32).max), axis=1)
 
 
-def _refuse(wrong: np.ndarray, expected: Callable[[int], str], path: Path, start: int) -> None:
+def _refuse(path: Path, start: int, wrong: np.ndarray, expected: Callable[[int], str]) -> None:
     """Raises ValueError for the first wrong row."""
     if wrong.any():
         row = int(wrong.argmax())

@@ -8,7 +8,6 @@ import json
 import re
 import string
 import unicodedata
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -154,8 +153,6 @@ class SquadFeatures:
         for flag, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
             if value < 1:
                 raise ValueError(f"--{flag} {value}: expected 1 or more")
-        if training:
-            _check_answers(questions)
         self.questions, self.length, self._tokenizer = questions, max_seq_length, tokenizer
         numbers: dict[str, int] = {}
         self._context_of = np.array(
@@ -164,13 +161,9 @@ class SquadFeatures:
         self._contexts = tokenizer.encode(numbers, spans=True)
         self._asked = tokenizer.encode(question.question for question in questions)
         self._asked_lengths = np.minimum(self._asked.lengths, max_query_length)
-        self._cut_windows(max_seq_length, doc_stride)
-        self._spans = self._training_spans() if training else None
-
-    def _cut_windows(self, max_seq_length: int, doc_stride: int) -> None:
         tokens = self._contexts.lengths[self._context_of]
         if not tokens.all():
-            empty = self.questions[int(tokens.argmin())]
+            empty = questions[int(tokens.argmin())]
             raise ValueError(f"{empty.place} ({empty.id}): the context has no token")
         room = max_seq_length - 3 - self._asked_lengths
         step = np.minimum(room, doc_stride)
@@ -182,31 +175,44 @@ class SquadFeatures:
         self.first_places = self._asked_lengths[question] + 2
         self.num_samples = len(question)
         self.lengths = self.first_places + self.window_lengths + 1
+        self._spans = self._training_spans() if training else None
 
     def _training_spans(self) -> np.ndarray:
-        tokens = np.array(list(self._answer_tokens()), np.int64).reshape(-1, 2)
-        spans = tokens[self.question_of_window] - self.window_starts[:, None]
+        answers = self._tokenizer.encode(
+            question.answers[0].text if question.answers else "" for question in self.questions
+        )
+        tokens = [self._answer_tokens(n, answers[n]) for n in range(len(answers))]
+        spans = np.array(tokens, np.int64)[self.question_of_window] - self.window_starts[:, None]
         inside = (spans[:, 0] >= 0) & (spans[:, 1] < self.window_lengths)
         return np.where(inside[:, None], spans + self.first_places[:, None], 0)
 
-    def _answer_tokens(self) -> Iterator[tuple[int, int]]:
-        """Yields first and last token of each question's answer in its context."""
-        answers = self._tokenizer.encode(question.answers[0].text for question in self.questions)
-        last, begins, ids = -1, [], []
-        for number, (question, context) in enumerate(
-            zip(self.questions, self._context_of.tolist(), strict=True)
-        ):
-            if context != last:
-                last, ids = context, self._contexts[context].tolist()
-                begins = self.token_spans(number)[:, 0].tolist()
-            begin, end = _words_around(question.context, question.answers[0])
-            first, stop = bisect_left(begins, begin), bisect_left(begins, end)
-            if first == stop:
-                raise ValueError(
-                    f"{question.place} ({question.id}): no token in the answer "
-                    f"{question.answers[0].text!r}"
-                )
-            yield _tightest(ids, first, stop, answers[number].tolist())
+    def _answer_tokens(self, number: int, answer: np.ndarray) -> tuple[int, int]:
+        """Returns first and last token of a question's answer in its context."""
+        question = self.questions[number]
+        where, context = f"{question.place} ({question.id})", question.context
+        if not question.answers:
+            raise ValueError(f"{where}: expected an answer, got none")
+        text, begin = question.answers[0]
+        quoted = context[max(begin, 0) : max(begin, 0) + len(text)]
+        if begin < 0 or quoted != text or not text.strip():
+            raise ValueError(
+                f"{where}: the answer {text!r} is not at character {begin} of its context, which "
+                f"has {quoted!r} there"
+            )
+        end = begin + len(text.rstrip())
+        begin += len(text) - len(text.lstrip())
+        while begin and context[begin - 1] not in _BREAKS:  # whole words
+            begin -= 1
+        while end < len(context) and context[end] not in _BREAKS:
+            end += 1
+        first, stop = np.searchsorted(self.token_spans(number)[:, 0], (begin, end)).tolist()
+        if first == stop:
+            raise ValueError(f"{where}: no token in the answer {text!r}")
+        ids, length = self._contexts[self._context_of[number]], len(answer)
+        for token in range(first, stop - length + 1):
+            if length and np.array_equal(ids[token : token + length], answer):
+                return token, token + length - 1
+        return first, stop - 1
 
     def token_spans(self, question: int) -> np.ndarray:
         """Returns the characters of each token of a question's context, `[tokens, 2]`."""
@@ -226,38 +232,6 @@ class SquadFeatures:
         joined = self._tokenizer.join_pairs(asked, window, self.length)
         spans = None if self._spans is None else self._spans[rows]
         return TextBatch.of(rows, *joined, spans=spans)
-
-
-def _check_answers(questions: Iterable[Question]) -> None:
-    for question in questions:
-        if not question.answers:
-            raise ValueError(f"{question.place} ({question.id}): expected an answer, got none")
-        text, start = question.answers[0]
-        quoted = question.context[max(start, 0) : max(start, 0) + len(text)]
-        if start < 0 or quoted != text or not text.strip():
-            raise ValueError(
-                f"{question.place} ({question.id}): the answer {text!r} is not at character "
-                f"{start} of its context, which has {quoted!r} there"
-            )
-
-
-def _words_around(context: str, answer: Answer) -> tuple[int, int]:
-    """Returns the first character of an answer's words, and the one after the last."""
-    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
-    end = answer.start + len(answer.text.rstrip())
-    while begin and context[begin - 1] not in _BREAKS:
-        begin -= 1
-    while end < len(context) and context[end] not in _BREAKS:
-        end += 1
-    return begin, end
-
-
-def _tightest(ids: list[int], first: int, stop: int, answer: list[int]) -> tuple[int, int]:
-    """Returns the first and last of the tokens [first, stop) that are the answer's, or of all."""
-    for begin in range(first, stop - len(answer) + 1):
-        if answer and ids[begin : begin + len(answer)] == answer:
-            return begin, begin + len(answer) - 1
-    return first, stop - 1
 
 
 def predict_answers(
