@@ -6,7 +6,7 @@ import pytest
 import torch
 from text_testing import assert_same
 
-from dlrm.language.loader import NO_TOKEN, TextLoader
+from dlrm.language.loader import NO_TOKEN
 from dlrm.language.pretraining import PretrainingDataset
 from dlrm.language.rows import KIND, LABEL, LENGTH as TOKENS, TextRows
 from dlrm.manifest import sealed_json, write_manifest
@@ -124,19 +124,6 @@ def test_rows_are_read_in_any_order_from_any_shard(shards, rows):
 
 def batch_at(dataset, row, index):
     return dataset.read(np.array([row]))._replace(indices=torch.tensor([index]))
-
-
-def test_a_loader_reads_a_dataset(shards, rows):
-    batches = list(TextLoader(PretrainingDataset(shards), 4, shuffle=True).batches())
-    assert sorted(torch.cat([batch.indices for batch in batches]).tolist()) == list(range(11))
-    assert sum(batch.global_masked for batch in batches) == rows.facts[:, 2].sum()
-
-
-def test_tokens_of_a_large_vocabulary_are_whole(tmp_path):
-    rows = made_up(5, vocab=100_000)
-    assert rows.ids.max() >= 1 << 16
-    write_nvidia(tmp_path / "part.hdf5", rows)
-    assert_holds(PretrainingDataset(tmp_path).read(np.arange(5)), rows, range(5))
 
 
 def test_shorter_rows_are_padded_on_request(shards, rows):
