@@ -11,7 +11,6 @@ from dlrm.tasks.networks import flags as network_flags
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]
 TASKS = ("pretrain", "squad", "mrpc")
-DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
 
@@ -50,14 +49,6 @@ class TextRunConfig:
         "Rows to test on, in the forms of --dataset; default: those in --dataset",
         topic="Data",
         resumable=True,
-    )
-    data: str | None = setting(
-        None,
-        "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
-        "random tokens made on the device and used for every step; default: dataset if --dataset "
-        "or --test_dataset is given, generated in --mode inference_benchmark",
-        topic="Data",
-        choices=DATA,
     )
     pad_to_seq_length: bool = setting(
         False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
@@ -130,12 +121,6 @@ class TextRunConfig:
         topic="Checkpoints and files",
         resumable=True,
     )
-    results: str | None = setting(
-        None,
-        "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
-        topic="Checkpoints and files",
-        resumable=True,
-    )
     predictions: str | None = setting(
         None,
         "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
@@ -156,12 +141,6 @@ class TextRunConfig:
         "Batches per pass of the benchmark over random data",
         topic="Inference benchmark",
         least=1,
-        resumable=True,
-    )
-    repeat: int = setting(
-        10,
-        "Passes of the benchmark, 2 or more; the first is not timed",
-        topic="Inference benchmark",
         resumable=True,
     )
 
