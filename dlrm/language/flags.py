@@ -211,10 +211,8 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
     values = values.filled(recipe)
     sorts = values["mode"] == "finetune" and values["execution"] != "graph"
     values = values.filled({"length_window": 50 if sorts else 0})
-    defaults = {
-        "max_seq_length": 384 if task == "squad" else 128,
-        "max_predictions_per_seq": 20,
-    }
+    length = 384 if task == "squad" else 128
+    defaults = {"max_seq_length": length, "max_predictions_per_seq": 20}
     values = values.filled({name: n for name, n in defaults.items() if values[name] is None})
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
