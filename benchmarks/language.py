@@ -26,11 +26,11 @@ from train import StepLog
 from vision import declared_operators
 
 from dlrm.language.bert import BertConfig
-from dlrm.language.data.generated import GeneratedText
-from dlrm.language.data.loader import TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs
-from dlrm.language.data.wordpiece import load_tokenizer
+from dlrm.language.generated import GeneratedText
+from dlrm.language.loader import TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs
 from dlrm.language.task import SequenceClassification
+from dlrm.language.wordpiece import Tokenizer
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
@@ -140,11 +140,11 @@ def main() -> None:
     length, batch_size = options.max_seq_length, options.batch_size
     source: TextSource
     if options.data_dir:
-        tokenizer = load_tokenizer(options.vocab_file)
+        tokenizer = Tokenizer(options.vocab_file)
         source = SentencePairs(Path(options.data_dir) / "train.tsv", tokenizer, length)
     else:
         rows = batch_size * max(WINDOW, options.steps)
-        source = GeneratedText("pairs", rows, length=length, lengths="random")
+        source = GeneratedText("mrpc", rows, length=length, lengths="random")
     print(
         f"BERT-base, pairs of {source.lengths.mean():.0f} tokens, padded to {length}, batch "
         f"{batch_size}, {torch.get_num_threads()} threads"

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from dlrm.language.bert import BertConfig
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
+from dlrm.language.loader import NO_TOKEN, TextBatch
 
 LENGTH, WORDS, PREDICTIONS = 24, 50, 4
 SMALL = {

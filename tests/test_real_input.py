@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from dlrm.language import command as bert, flags as bert_flags
-from dlrm.language.data.pairs import COLUMNS, majority_baseline, read_pairs
-from dlrm.language.data.squad import exact_match_and_f1, read_squad
+from dlrm.language.pairs import COLUMNS, majority_baseline, read_pairs
+from dlrm.language.squad import exact_match_and_f1, read_squad
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent

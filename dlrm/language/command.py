@@ -4,7 +4,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,25 @@ from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
 from dlrm.language.bert import SIZES, BertConfig
-from dlrm.language.data.loader import TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs, majority_baseline
-from dlrm.language.data.squad import (
+from dlrm.language.loader import TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs, majority_baseline
+from dlrm.language.sources import ReadWhenAsked, made_up, open_sources
+from dlrm.language.squad import (
     SquadFeatures,
     exact_match_and_f1,
     predict_answers,
     write_predictions,
 )
-from dlrm.language.largest_batch import largest_batch
-from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.tasks.networks import flags as network_flags, work as networks
-from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.tasks.networks.work import EmptyLoader, NetworkWork
+from dlrm.tasks.networks import work as networks
+from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested
+from dlrm.tasks.networks.work import EmptyLoader, NetworkWork, SameBatch
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
-from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.log import Loader, Watched
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -117,15 +116,13 @@ class TextWork(NetworkWork):
     def loader(self, source: TextSource, batch_size: int, train: bool) -> Any:
         """Returns batches; training leaves out a short last one, and graphs have fixed shapes."""
         values, is_graph = self.values, self.values["execution"] == "graph"
-        window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
-        of_one_shape = is_graph or (train and self.pipelines.parts.size > 1)
         loader = TextLoader(
             source,
             batch_size,
             shuffle=train,
             drop_last=train,
-            window=window,
-            cut=not of_one_shape,
+            window=values["length_window"] if train else 0 if is_graph else _TEST_WINDOW,
+            cut=not (is_graph or (train and self.pipelines.parts.size > 1)),
             parts=self.division.accumulation if train else 1,
             seed=values["seed"],
             world=self.pipelines.replicas,
@@ -146,10 +143,16 @@ class TextWork(NetworkWork):
         return replace(config, epochs=epochs, max_steps=stop)
 
     def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:
-        if self.values["phase"] == 2 and self.checkpoint:
-            _begin_phase_2(trainer, self.checkpoint, self.values["seed"], run.log)
-        else:
-            super().begin(run, trainer, train)
+        """Phase 2 takes weights and moments of phase 1; steps and random numbers start anew."""
+        if self.values["phase"] == 1 or not self.checkpoint:
+            return super().begin(run, trainer, train)
+        self.checkpoint.load(trainer.parameters, trainer.world, resume=True)
+        torch.manual_seed(self.values["seed"] + trainer.world.rank)
+        for weight, optimizer in trainer.parameters.optimizer_of():
+            if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):
+                step.zero_()
+        text = f"phase 2: weights and moments from {self.checkpoint}; steps and rates begin anew"
+        return run.log.line(text)
 
     def ready(self, run: Run, trainer: Trainer, train: Loader) -> None:
         own, steps = trainer.config.num_steps(len(train)), len(train)
@@ -159,9 +162,15 @@ class TextWork(NetworkWork):
 
 
 def _open(values: Values, pipelines: Pipelines) -> TextWork:
-    checkpoint = _checkpoint(values)
-    known = checkpoint or _own_checkpoint(values["init_checkpoint"])
-    known = resumed_checkpoint(values) or known
+    path, initial_path = values["load_checkpoint_path"], values["init_checkpoint"]
+    checkpoint = own = None
+    if path is not None and values["mode"] == "evaluate" and not _is_one(path):
+        checkpoint = Checkpoint(checkpoints_of(path)[0])
+    elif path:
+        checkpoint = Checkpoint.open(path)
+    if initial_path and Path(initial_path).is_dir():
+        own = Checkpoint.open(initial_path)
+    known = resumed_checkpoint(values) or checkpoint or own
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
@@ -169,62 +178,47 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
     values, by_recipe = bert_flags.resolved(values)
     values = with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
-    world, replicas = pipelines.world, pipelines.replicas
-    _check_task_of(checkpoint, values["task"])
+    saved = checkpoint.config["flags"].get("task") if checkpoint else values["task"]
+    if saved != values["task"]:
+        raise ValueError(
+            f"{checkpoint}: of --task {saved}, and not {values['task']}; --init_checkpoint takes "
+            "from it what both networks have"
+        )
     vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
-    sources = open_sources(values, vocab_is_fixed)
-    values = sources.values
-    scorer = AnswerScorer(sources.test) if isinstance(sources.test, SquadFeatures) else None
-    task = make_task(values, replicas, scorer)
-    initial = _load_initial(task, values) if values["init_checkpoint"] else []
+    train, test, values = open_sources(values, vocab_is_fixed)
+    scorer = AnswerScorer(test) if isinstance(test, SquadFeatures) else None
+    task = make_task(values, pipelines.replicas, scorer)
+    lacking: list[str] = []
+    if initial_path:
+        file = str(own.path / "dense.safetensors") if own else initial_path
+        lacking = load_bert_weights(task.model, file, HEADS)
+    if lacking and values["mode"] == "evaluate":
+        raise ValueError(
+            f"{initial_path}: expected all weights of --task {values['task']}, lacks {lacking}"
+        )
     if values["batch_size"] == "max" and pipelines.parts.size > 1:
         raise ValueError(
             "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
             f"among {pipelines.parts.size} processes: expected a number"
         )
-    values = _with_batch_size(values, task, world)
+    values = _with_batch_size(values, task, pipelines.world)
     if values["batches_per_step"] and values["data"] != "dataset":
-        rows = values["batches_per_step"] * values["batch_size"] * replicas.size
-        values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
-        sources = open_sources(values, vocab_is_fixed)
-    division = network_flags.divide_batch(values, replicas.size)
-    networks.divide(task, values, pipelines, division)
-    return TextWork(
-        values=values,
-        world=world,
-        pipelines=pipelines,
-        task=task,
-        trains=values["mode"] in bert_flags.TRAINING,
+        rows = values["batches_per_step"] * values["batch_size"] * pipelines.replicas.size
+        values = values.replaced({"synthetic_dataset_num_entries": rows})
+        train, test, values = open_sources(values, vocab_is_fixed)
+    return TextWork.divided(
+        bert_flags.FLAGS,
+        values,
+        pipelines,
+        task,
+        bert_flags.TRAINING,
         checkpoint=checkpoint,
-        dataset=_fingerprint(values, sources.train),
-        may_change=bert_flags.RESUME_MAY_CHANGE,
-        division=division,
-        train=sources.train,
-        test=sources.test,
+        dataset=_fingerprint(values, train),
+        train=train,
+        test=test,
         scorer=scorer,
-        initial=initial,
+        initial=lacking,
     )
-
-
-def _checkpoint(values: Values) -> Checkpoint | None:
-    path = values["load_checkpoint_path"]
-    if path is None or values["mode"] != "evaluate" or _is_one(path):
-        return Checkpoint.open(path) if path else None
-    return Checkpoint(checkpoints_of(path)[0])
-
-
-def _check_task_of(checkpoint: Checkpoint | None, task: str) -> None:
-    saved = checkpoint.config["flags"].get("task") if checkpoint else task
-    if saved != task:
-        raise ValueError(
-            f"{checkpoint}: of --task {saved}, and not {task}; --init_checkpoint takes from it "
-            "what both networks have"
-        )
-
-
-def _own_checkpoint(path: str | None) -> Checkpoint | None:
-    """Returns the checkpoint that `--init_checkpoint` names, if it is one of ours."""
-    return Checkpoint.open(path) if path and Path(path).is_dir() else None
 
 
 def _is_one(path: str) -> bool:
@@ -274,7 +268,7 @@ def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
     """Returns the flags with a number for `--batch_size max`, the largest that fits all devices."""
     size = values["batch_size"]
     if size != "max":
-        return Values({**values, "batch_size": int(size)}, values.given)
+        return values.replaced({"batch_size": int(size)})
 
     def step(rows: int) -> None:
         """Runs the parts of a step that need memory, with a rate of 0, so weights stay the same."""
@@ -290,20 +284,29 @@ def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
             with torch.inference_mode():
                 task.predict(batch)
 
-    found = min(gather(largest_batch(step), world))
-    return Values({**values, "batch_size": found}, values.given)
+    return values.replaced({"batch_size": min(gather(largest_batch(step), world))})
 
 
-def _load_initial(task: AnyTask, values: Values) -> list[str]:
-    """Loads `--init_checkpoint`; returns the names of the head's weights that it lacks."""
-    path = values["init_checkpoint"]
-    own = _own_checkpoint(path)
-    kept = load_bert_weights(
-        task.model, str(own.path / "dense.safetensors") if own else path, HEADS
-    )
-    if kept and values["mode"] == "evaluate":
-        raise ValueError(f"{path}: expected all weights of --task {values['task']}, lacks {kept}")
-    return kept
+def largest_batch(compute: Callable[[int], object], most: int = 1 << 16) -> int:
+    """Returns the largest n, up to `most`, for which `compute(n)` does not run out of memory.
+
+    Tries ascending powers of two, and bisects between the last two.
+    """
+    fits, too_many = 0, most + 1
+    while too_many - fits > 1:
+        doubled = max(1, 2 * fits)
+        size = doubled if doubled < too_many == most + 1 else (fits + too_many) // 2
+        try:
+            compute(size)
+            fits = size
+        except torch.OutOfMemoryError:
+            too_many = size
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    if not fits:
+        raise ValueError("--batch_size max: not even one sample fits in the device's memory")
+    return fits
 
 
 def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
@@ -314,26 +317,15 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
     return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
 
 
-def _begin_phase_2(trainer: Trainer, checkpoint: Checkpoint, seed: int, log: RunLog) -> None:
-    """Loads weights and moments of phase 1; steps and random numbers start anew."""
-    checkpoint.load(trainer.parameters, trainer.world, resume=True)
-    torch.manual_seed(seed + trainer.world.rank)
-    for weight, optimizer in trainer.parameters.optimizer_of():
-        if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):
-            step.zero_()
-    log.line(f"phase 2: weights and moments from {checkpoint}; steps and rates begin anew")
-
-
 def _evaluate(run: Run) -> dict[str, float]:
     """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
     values, path, work, log = run.values, run.values["load_checkpoint_path"], run.work, run.log
     assert isinstance(work, TextWork)
     test = work.test_loader()
     if path is not None and not _is_one(path):
-        results = Path(values["results"] or Path(path, "evaluation.csv"))
         names = (values["test_dataset"], values["dataset"], values["data"])
-        tested_on = name_of(next(name for name in names if name), _test_facts(work))
-        best = validate_all(work.task, test, path, results, log, tested_on)
+        data = next(name for name in names if name)
+        best = work.test_all(run, path, "evaluation.csv", data, _test_facts(work))
         summary = best.summary()
         if work.scorer:  # its answers may be those of an earlier evaluation
             load_tested(work.task, best.path, best.weights)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.language.config import BertConfig
-from dlrm.language.data.config import VocabularyConfig
+from dlrm.language.config import BertConfig, VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.settings import architecture_of, check_settings, setting
 from dlrm.tasks.networks import flags as network_flags
@@ -12,7 +11,6 @@ from dlrm.tasks.networks import flags as network_flags
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]
 TASKS = ("pretrain", "squad", "mrpc")
-DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
 
@@ -52,14 +50,6 @@ class TextRunConfig:
         topic="Data",
         resumable=True,
     )
-    data: str | None = setting(
-        None,
-        "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
-        "random tokens made on the device and used for every step; default: dataset if --dataset "
-        "or --test_dataset is given, generated in --mode inference_benchmark",
-        topic="Data",
-        choices=DATA,
-    )
     pad_to_seq_length: bool = setting(
         False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
     )
@@ -94,6 +84,7 @@ class TextRunConfig:
         "Number of batches within which rows are sorted by length, for less padding; 0: no "
         "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
         topic="Data",
+        least=0,
     )
     batch_size: str = setting(
         "32",
@@ -108,6 +99,7 @@ class TextRunConfig:
         "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
         "it earlier",
         topic="Training",
+        least=1,
     )
     layers_per_stage: tuple[int, ...] = setting(
         (),
@@ -126,12 +118,6 @@ class TextRunConfig:
         None,
         "Initial weights of Hugging Face, Google or NVIDIA (.safetensors or a torch file), or a "
         "checkpoint of this program for another task",
-        topic="Checkpoints and files",
-        resumable=True,
-    )
-    results: str | None = setting(
-        None,
-        "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
         topic="Checkpoints and files",
         resumable=True,
     )
@@ -154,12 +140,7 @@ class TextRunConfig:
         None,
         "Batches per pass of the benchmark over random data",
         topic="Inference benchmark",
-        resumable=True,
-    )
-    repeat: int = setting(
-        10,
-        "Passes of the benchmark, 2 or more; the first is not timed",
-        topic="Inference benchmark",
+        least=1,
         resumable=True,
     )
 
@@ -228,14 +209,11 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
     recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
     values = values.filled(recipe)
-    if values["execution"] == "graph" or values["mode"] != "finetune":
-        values = values.filled({"length_window": 0})
-    elif values["length_window"] is None:
-        values = values.filled({"length_window": 50})
-    if values["max_seq_length"] is None:
-        values = values.filled({"max_seq_length": 384 if task == "squad" else 128})
-    if values["max_predictions_per_seq"] is None:
-        values = values.filled({"max_predictions_per_seq": 20})
+    sorts = values["mode"] == "finetune" and values["execution"] != "graph"
+    values = values.filled({"length_window": 50 if sorts else 0})
+    length = 384 if task == "squad" else 128
+    defaults = {"max_seq_length": length, "max_predictions_per_seq": 20}
+    values = values.filled({name: n for name, n in defaults.items() if values[name] is None})
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
     return values, frozenset(recipe)
@@ -270,11 +248,6 @@ def check(values: Values) -> None:
         raise ValueError("--dataset: expected a path, or --data generated or synthetic")
     if mode == "evaluate" and values["data"] == "synthetic":
         raise ValueError("--data synthetic is one batch, which --mode evaluate cannot test on")
-    for flag in ("total_steps", "batches_per_step"):
-        if values[flag] is not None and values[flag] < 1:
-            raise ValueError(f"--{flag} {values[flag]}: expected 1 or more")
-    if values["length_window"] < 0:
-        raise ValueError(f"--length_window {values['length_window']}: expected 0 or more")
     size = values["batch_size"]
     if size != "max" and not (size.isascii() and size.isdigit()):
         raise ValueError(f"--batch_size {size}: expected a number from 1 on, or max")

@@ -6,38 +6,33 @@ A recipe is for a task, "pretrain", "squad" or "mrpc", a size, and a phase of th
 from collections.abc import Callable
 from typing import Any
 
-_CLIPPED = {"max_grad_norm": 1.0}
-_ADAMW = {**_CLIPPED, "optimizer": "adamw", "lr_schedule": "linear", "lr_warmup_unit": "run"}
+_ADAMW = {"optimizer": "adamw", "lr_schedule": "linear", "lr_warmup_unit": "run"}
+_GOOGLE = {"optimizer_eps": 1e-6, "weight_decay": 0.01, "lr_warmup": 0.1}
 
 
 def google(task: str, size: str, phase: int) -> dict[str, Any]:
     """Google's program of 2018; pre-training takes as many epochs as it is given."""
-    common = _ADAMW | {"optimizer_eps": 1e-6, "weight_decay": 0.01, "lr_warmup": 0.1}
-    if task == "pretrain":
-        return common | _sequences(phase, 512, 77) | {"lr": 1e-4, "lr_warmup": 0.01}
-    if task == "squad":
-        return common | {"lr": 3e-5, "epochs": 2}
-    return common | {"lr": 2e-5, "epochs": 3}
+    if task != "pretrain":
+        return _finetuning(task, 2e-5, _GOOGLE)
+    rates = {"max_grad_norm": 1.0, "lr": 1e-4, "lr_warmup": 0.01}
+    return _ADAMW | _GOOGLE | _sequences(phase, 512, 77) | rates
 
 
 def gaudi(task: str, size: str, phase: int) -> dict[str, Any]:
     """Habana's PyTorch BERT on Gaudi: NVIDIA's pre-training, Hugging Face's fine-tuning of 2020."""
-    if task == "pretrain":
-        return _nvlamb(phase)
-    common = _ADAMW | {"optimizer_eps": 1e-8, "weight_decay": 0.0, "lr_warmup": 0.0}
-    if task == "squad":
-        return common | {"lr": 3e-5, "epochs": 2}
-    return common | {"lr": 3e-5 if size == "large" else 2e-5, "epochs": 3}
+    own = {"optimizer_eps": 1e-8, "weight_decay": 0.0, "lr_warmup": 0.0}
+    rate = 3e-5 if size == "large" else 2e-5
+    return _nvlamb(phase) if task == "pretrain" else _finetuning(task, rate, own)
 
 
 def nvidia(task: str, size: str, phase: int) -> dict[str, Any]:
     """NVIDIA's DeepLearningExamples, PyTorch/LanguageModeling/BERT."""
-    if task == "pretrain":
-        return _nvlamb(phase)
-    common = _ADAMW | {"optimizer_eps": 1e-6, "weight_decay": 0.01, "lr_warmup": 0.1}
-    if task == "squad":
-        return common | {"lr": 3e-5, "epochs": 2}
-    return common | {"lr": 2.4e-5, "epochs": 3}
+    return _nvlamb(phase) if task == "pretrain" else _finetuning(task, 2.4e-5, _GOOGLE)
+
+
+def _finetuning(task: str, mrpc_rate: float, own: dict[str, Any]) -> dict[str, Any]:
+    rates = {"lr": 3e-5, "epochs": 2} if task == "squad" else {"lr": mrpc_rate, "epochs": 3}
+    return _ADAMW | own | {"max_grad_norm": 1.0} | rates
 
 
 def dlperf(task: str, size: str, phase: int) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from dlrm.language.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
-from dlrm.language.data.pairs import accuracy_and_f1
+from dlrm.language.loader import NO_TOKEN, TextBatch
+from dlrm.language.pairs import accuracy_and_f1
 from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
@@ -88,10 +88,11 @@ class PreTraining(LanguageTask):
 
         One is the mean over its masked tokens, the other over its rows.
         """
-        (tokens, order), (masked_ids, labels) = map(_widened, output), _targets(batch)
-        tokens_loss = _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN)
-        order_loss = _cross_entropy(order, labels)
-        return tokens_loss / max(batch.global_masked, 1) + order_loss / batch.global_size
+        tokens, order = map(_widened, output)
+        return (
+            _masked_loss(tokens, batch) / max(batch.global_masked, 1)
+            + _cross_entropy(order, batch.labels) / batch.global_size
+        )
 
     def predict(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """Returns logits: of masked tokens, `[rows, predictions, vocabulary]`, and `[rows, 2]`."""
@@ -107,16 +108,15 @@ class PreTraining(LanguageTask):
         sums = torch.zeros(6, dtype=torch.float64, device=self.world.device)
         with self._tested(loader) as batches:
             for batch in batches:
-                (tokens, order), (masked_ids, labels) = self.predict(batch), _targets(batch)
-                is_masked = masked_ids != NO_TOKEN
-                hits = (tokens.argmax(dim=2) == masked_ids) & is_masked
+                tokens, order = self.predict(batch)
+                is_masked = batch.masked_ids != NO_TOKEN
                 parts = (
-                    _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN),
-                    hits.sum(),
+                    _masked_loss(tokens, batch),
+                    ((tokens.argmax(dim=2) == batch.masked_ids) & is_masked).sum(),
                     is_masked.sum(),
-                    _cross_entropy(order, labels),
-                    (order.argmax(dim=1) == labels).sum(),
-                    labels.new_tensor(len(labels)),
+                    _cross_entropy(order, batch.labels),
+                    (order.argmax(dim=1) == batch.labels).sum(),
+                    batch.labels.new_tensor(len(batch.labels)),
                 )
                 sums += torch.stack([part.double() for part in parts])
         tokens_loss, hits, masked, order_loss, right, rows = all_sum(sums, self.world).tolist()
@@ -129,10 +129,8 @@ class PreTraining(LanguageTask):
         }
 
 
-def _targets(batch: TextBatch) -> tuple[Tensor, Tensor]:
-    assert batch.masked_ids is not None, "no data of pre-training"
-    assert batch.labels is not None, "no data of pre-training"
-    return batch.masked_ids.long(), batch.labels
+def _masked_loss(tokens: Tensor, batch: TextBatch) -> Tensor:
+    return _cross_entropy(tokens.flatten(0, 1), batch.masked_ids.flatten().long(), NO_TOKEN)
 
 
 class QuestionAnswering(LanguageTask):
@@ -172,11 +170,11 @@ class QuestionAnswering(LanguageTask):
         answers = []
         with self._tested(loader) as batches:
             for batch in batches:
-                logits, spans = self.predict(batch), _spans(batch)
-                sums += torch.stack(
-                    [self._total(logits, batch).double(), sums.new_tensor(len(spans))]
-                )
-                answers.append([t.cpu().numpy() for t in (batch.indices, logits.float(), spans)])
+                logits = self.predict(batch)
+                rows = sums.new_tensor(len(batch.spans))
+                sums += torch.stack([self._total(logits, batch).double(), rows])
+                found = (batch.indices, logits.float(), batch.spans)
+                answers.append([tensor.cpu().numpy() for tensor in found])
         total, count = all_sum(sums, self.world).tolist()
         gathered = gather(answers, self.world)
         metrics: dict[str, float] = {}
@@ -191,8 +189,9 @@ class QuestionAnswering(LanguageTask):
     @staticmethod
     def _total(logits: Tensor, batch: TextBatch) -> Tensor:
         """Returns the sum over rows."""
-        length, spans = logits.shape[1], _spans(batch)
-        spans = spans.where(spans < batch.lengths[:, None], length)  # an ignored index
+        length = logits.shape[1]
+        inside = batch.spans < batch.lengths[:, None]
+        spans = batch.spans.where(inside, length)  # an ignored index
         losses = (_cross_entropy(logits[..., end], spans[:, end], length) for end in (0, 1))
         return sum(losses, logits.new_zeros(())) / 2
 
@@ -204,11 +203,6 @@ def _without_padding(output: Tensor, batch: TextBatch) -> Tensor:
         return logits
     places = torch.arange(logits.shape[1], device=logits.device)
     return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
-
-
-def _spans(batch: TextBatch) -> Tensor:
-    assert batch.spans is not None, "no data of question answering"
-    return batch.spans
 
 
 def _in_order(answers: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +243,7 @@ class SequenceClassification(LanguageTask):
 
     def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
         """Returns these rows' share of the mean cross-entropy of the global batch."""
-        return _cross_entropy(_widened(output), _labels(batch)) / batch.global_size
+        return _cross_entropy(_widened(output), batch.labels) / batch.global_size
 
     def predict(self, batch: TextBatch) -> Tensor:
         """Returns the logits of the classes, `[rows, num_labels]`."""
@@ -262,18 +256,13 @@ class SequenceClassification(LanguageTask):
         answers = []
         with self._tested(loader) as batches:
             for batch in batches:
-                logits, labels = self.predict(batch), _labels(batch)
+                logits, labels = self.predict(batch), batch.labels
                 loss += _cross_entropy(logits, labels)
                 answers.append([t.cpu().numpy() for t in (labels, logits.argmax(dim=1))])
         everything = [answer for part in gather(answers, self.world) for answer in part]
         true, found = (np.concatenate(arrays) for arrays in zip(*everything, strict=True))
         mean = all_sum(loss, self.world).item() / len(true)
         return {**accuracy_and_f1(true, found), "loss": mean}
-
-
-def _labels(batch: TextBatch) -> Tensor:
-    assert batch.labels is not None, "no data of classification"
-    return batch.labels
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlrm.language.data.wordpiece import load_tokenizer
+from dlrm.language.wordpiece import Tokenizer
 
 pytestmark = pytest.mark.long
 TEXTS = [
@@ -38,7 +38,7 @@ def test_ids_are_those_of_transformers(shared_data, peer, lower_case):
     file = shared_data / "vocab" / "bert-base-uncased-vocab.txt"
     vocabulary = {t: i for i, t in enumerate(file.read_text(encoding="utf-8").splitlines())}
     theirs = peer.BertTokenizer(vocab=vocabulary, do_lower_case=lower_case)
-    ours = load_tokenizer(file, lower_case, max_word_chars=100)
+    ours = Tokenizer(file, lower_case, max_word_chars=100)
     articles = json.loads((shared_data / "squad" / "xquad_en_shared.json").read_text())["data"]
     real = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
     texts = TEXTS + real

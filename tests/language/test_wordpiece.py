@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dlrm.language.data.wordpiece import SPECIAL_TOKENS, Slices, load_tokenizer
+from dlrm.language.wordpiece import SPECIAL_TOKENS, Slices, Tokenizer
 
 pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
 PIECES = ["un", "##aff", "##able", "aff", "a", "##a", "b", "##b", "e", "##e", "cafe", "日", "本"]
@@ -20,7 +20,7 @@ def write(path, tokens):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    return load_tokenizer(write(tmp_path_factory.mktemp("vocab") / "vocab.txt", VOCABULARY))
+    return Tokenizer(write(tmp_path_factory.mktemp("vocab") / "vocab.txt", VOCABULARY))
 
 
 def names(tokenizer, text):
@@ -88,13 +88,13 @@ def test_tokens_are_those_of_the_definition(tokenizer, text):
 @pytest.mark.parametrize("limit", [100, 200])
 def test_words_are_unknown_from_a_length_on(tmp_path, limit):
     file = write(tmp_path / "vocab.txt", VOCABULARY)
-    tokenizer = load_tokenizer(file, max_word_chars=limit)
+    tokenizer = Tokenizer(file, max_word_chars=limit)
     assert len(tokenizer.encode(["a" * limit])[0]) == limit
     assert names(tokenizer, "a" * (limit + 1)) == ["[UNK]"]
 
 
 def test_case_and_accents_stay_where_they_are_wanted(tmp_path):
-    tokenizer = load_tokenizer(write(tmp_path / "v", [*VOCABULARY, "Café"]), lower_case=False)
+    tokenizer = Tokenizer(write(tmp_path / "v", [*VOCABULARY, "Café"]), lower_case=False)
     assert names(tokenizer, "Café cafe CAFE") == ["Café", "cafe", "[UNK]"]
 
 
@@ -142,19 +142,19 @@ def test_wrong_vocabularies_are_named(tmp_path, content, message):
     path = tmp_path / "vocab.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=rf"vocab\.txt: .*{message}"):
-        load_tokenizer(path)
+        Tokenizer(path)
 
 
 def test_a_missing_vocabulary_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.txt"):
-        load_tokenizer(tmp_path / "none.txt")
+        Tokenizer(tmp_path / "none.txt")
 
 
 def test_a_vocabulary_that_is_wider_than_the_model_is_refused(tmp_path):
     file = write(tmp_path / "vocab.txt", VOCABULARY)
-    assert load_tokenizer(file, vocab_size=30).vocab_size == 30
+    assert Tokenizer(file, vocab_size=30).vocab_size == 30
     with pytest.raises(ValueError, match="30 tokens, more than --vocab_size 29"):
-        load_tokenizer(file, vocab_size=29)
+        Tokenizer(file, vocab_size=29)
 
 
 def test_half_a_surrogate_pair_is_named(tokenizer):
@@ -172,4 +172,4 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ValueError, match=r"pip install 'tokenizers>="):
-        load_tokenizer(tmp_path / "vocab.txt")
+        Tokenizer(tmp_path / "vocab.txt")

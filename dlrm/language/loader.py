@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dlrm.data.prefetch import BatchedRows
@@ -13,6 +14,7 @@ from dlrm.distributed import World
 _MULTIPLE = 8  # lengths of trimmed batches are multiples of it, for tensor cores
 _OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy does not distinguish [1, 2] from [1, 2, 0]
 NO_TOKEN = -1  # in `masked_ids`: no masked token in this place
+_OF_OTHER_TASKS: Any = None  # default of fields that rows of some tasks have
 
 
 class TextBatch(NamedTuple):
@@ -37,14 +39,21 @@ class TextBatch(NamedTuple):
     segments: Tensor
     lengths: Tensor
     indices: Tensor
-    labels: Tensor | None = None
-    spans: Tensor | None = None
-    masked_positions: Tensor | None = None
-    masked_ids: Tensor | None = None
+    labels: Tensor = _OF_OTHER_TASKS
+    spans: Tensor = _OF_OTHER_TASKS
+    masked_positions: Tensor = _OF_OTHER_TASKS
+    masked_ids: Tensor = _OF_OTHER_TASKS
     global_size: int = 0
     global_masked: int = 0
     padded: bool = True
     parts: tuple[tuple[int, bool], ...] = ()
+
+    @classmethod
+    def of(cls, rows: np.ndarray, *tokens: np.ndarray, **others: np.ndarray | None) -> "TextBatch":
+        """Returns rows of a source, given ids, segments, lengths, and further fields by name."""
+        tensors = {name: torch.from_numpy(a) for name, a in others.items() if a is not None}
+        places = torch.from_numpy(np.asarray(rows, np.int64))
+        return cls(*map(torch.from_numpy, tokens), indices=places, **tensors)  # type: ignore[arg-type, misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
         """Returns the batch with `function` applied to each tensor that it has."""
@@ -52,10 +61,9 @@ class TextBatch(NamedTuple):
 
     def split(self, parts: int) -> list["TextBatch"]:
         """Splits the rows into `parts`, or one per row if there are fewer; sizes differ by one."""
-        bounds = _bounds(len(self.ids), parts)
         batches = [
-            self.map(lambda tensor, a=a, b=b: tensor[a:b])._replace(parts=())  # type: ignore[misc]
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            self.map(lambda tensor, part=part: tensor[part])._replace(parts=())  # type: ignore[misc]
+            for part in _parts(len(self.ids), parts)
         ]
         if len(self.parts) != len(batches):
             return batches
@@ -67,10 +75,9 @@ class TextBatch(NamedTuple):
         ]
 
 
-def _bounds(rows: int, parts: int) -> list[int]:
-    """Returns the first row of each part, and the end of the last."""
+def _parts(rows: int, parts: int) -> list[slice]:
     parts = max(1, min(parts, rows))
-    return [-(-rows * part // parts) for part in range(parts + 1)]
+    return [slice(-(-rows * n // parts), -(-rows * (n + 1) // parts)) for n in range(parts)]
 
 
 class TextSource(Protocol):
@@ -121,12 +128,7 @@ class TextLoader(RowLoader[TextBatch]):
         **order: Any,
     ) -> None:
         super().__init__(source.num_samples, batch_size, **order)
-        if window < 0:
-            raise ValueError(f"window: expected 0 or more batches, got {window}")
-        if parts < 1:
-            raise ValueError(f"parts: expected 1 or more, got {parts}")
-        self.source, self._window = source, window
-        self._parts = parts if cut else 0
+        self.source, self._window, self._parts = source, window, parts if cut else 0
 
     def epoch(self, epoch: int) -> "Epoch":
         """Returns the batches of an epoch, to be read in any order."""
@@ -141,31 +143,20 @@ class TextLoader(RowLoader[TextBatch]):
         A short last batch stays where it is, since batches are of equal size.
         """
         size = self._batches.batch_size
-        of_window = size * self._window
-        whole = len(order) - len(order) % of_window
-        windows = self._by_length(order[:whole].reshape(-1, of_window))
-        rest = self._by_length(order[None, whole:])[0]
-        whole_rest = len(rest) - len(rest) % size
-        if self._shuffle:
-            random = np.random.SFC64([self._seed, epoch, 0, _OF_BATCHES])
-            keys = random.random_raw(len(order) // size)
-            num_whole = whole // size
-            windows = _permuted(windows, keys[:num_whole].reshape(-1, self._window), size)
-            rest[:whole_rest] = _permuted(rest[None, :whole_rest], keys[None, num_whole:], size)[0]
-        return np.concatenate([windows.reshape(-1), rest])
-
-    def _by_length(self, windows: np.ndarray) -> np.ndarray:
-        lengths = self.source.lengths[windows]
-        if self.source.length < 1 << 16:
-            lengths = lengths.astype(np.uint16)  # numpy sorts them ten times as fast
-        return np.take_along_axis(windows, np.argsort(lengths, axis=1, kind="stable"), axis=1)
-
-
-def _permuted(windows: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
-    """Sorts the batches of each window, `[windows, batches * size]`, by their keys."""
-    batches = windows.reshape(*keys.shape, size)
-    order = np.argsort(keys, axis=1, kind="stable")
-    return np.take_along_axis(batches, order[:, :, None], axis=1).reshape(windows.shape)
+        random = np.random.SFC64([self._seed, epoch, 0, _OF_BATCHES])
+        keys = random.random_raw(len(order) // size)
+        narrow = np.min_scalar_type(self.source.length)  # which numpy sorts ten times as fast
+        lengths, windows = self.source.lengths.astype(narrow), []
+        for first in range(0, len(order), size * self._window):
+            rows = order[first : first + size * self._window]
+            rows = rows[np.argsort(lengths[rows], kind="stable")]
+            if self._shuffle:
+                whole = len(rows) // size
+                mixed = np.argsort(keys[first // size : first // size + whole], kind="stable")
+                batches = rows[: whole * size].reshape(whole, size)[mixed]
+                rows = np.concatenate([batches.reshape(-1), rows[whole * size :]])
+            windows.append(rows)
+        return np.concatenate(windows)
 
 
 class Epoch(NamedTuple):
@@ -178,34 +169,24 @@ class Epoch(NamedTuple):
     parts: int  # micro-batches to trim batches for; 0: no trimming
     world: World
 
-    def rows(self, index: int) -> np.ndarray:
-        """Returns the rows of a global batch."""
-        rows = self.order[slice(*self.batches.rows(index))]
-        if self.keys is None:
-            return rows
-        # They are sorted by length, which would give the last rank the longest ones.
-        mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
-        return rows[np.argsort(mixed, kind="stable")]
-
     def batch(self, index: int) -> TextBatch:
         """Returns a batch, which depends on `index` and not on earlier reads."""
-        rows, source = self.rows(index), self.source
+        rows, source = self.order[slice(*self.batches.rows(index))], self.source
+        if self.keys is not None:  # rows sorted by length would give the last rank the longest
+            mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
+            rows = rows[np.argsort(mixed, kind="stable")]
         own_rows = rows[self.world.part(len(rows))]
         if self.parts > 1:
             own_rows = own_rows[np.argsort(source.lengths[own_rows], kind="stable")]
-        batch = source.read(own_rows)
-        masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
-        lengths: np.ndarray = source.lengths[own_rows]
-        parts: tuple[tuple[int, bool], ...] = ()
+        batch, lengths = source.read(own_rows), source.lengths[own_rows]
+        parts: list[tuple[int, bool]] = []
         if self.parts:
-            bounds = _bounds(len(own_rows), self.parts)
-            parts = tuple(
-                self._shape(lengths[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-            )
+            parts = [self._shape(lengths[part]) for part in _parts(len(own_rows), self.parts)]
             batch = _cut(batch, max(length for length, _ in parts))
+        masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
         padded = bool((lengths < batch.ids.shape[1]).any())
         return batch._replace(
-            global_size=len(rows), global_masked=masked, padded=padded, parts=parts
+            global_size=len(rows), global_masked=masked, padded=padded, parts=tuple(parts)
         )
 
     def _shape(self, lengths: np.ndarray) -> tuple[int, bool]:
@@ -217,7 +198,7 @@ class Epoch(NamedTuple):
 
 def _cut(batch: TextBatch, length: int) -> TextBatch:
     batch = batch._replace(ids=batch.ids[:, :length], segments=batch.segments[:, :length])
-    if batch.masked_ids is None or batch.masked_positions is None:
+    if batch.masked_ids is None:
         return batch
     used = int((batch.masked_ids != NO_TOKEN).any(dim=0).sum())
     return batch._replace(

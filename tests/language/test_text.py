@@ -4,7 +4,7 @@ import torch
 from text_testing import Numbered, assert_same
 
 from dlrm.distributed import World
-from dlrm.language.data.loader import NO_TOKEN, TextLoader
+from dlrm.language.loader import NO_TOKEN, TextLoader
 
 LENGTHS = np.random.default_rng(0).integers(3, 49, 103)
 LENGTH = 50
@@ -120,12 +120,6 @@ def test_batches_are_cut_after_their_longest_row():
     assert whole[0].masked_ids.shape == (2, 5)
 
 
-def test_nothing_is_lost_by_cutting():
-    for cut, uncut in zip(loader().batches(), loader(cut=False).batches(), strict=True):
-        assert cut.ids.sum() == uncut.ids.sum()
-        assert (cut.masked_ids != NO_TOKEN).sum() == (uncut.masked_ids != NO_TOKEN).sum()
-
-
 def test_a_source_without_masked_tokens_has_none():
     (batch,) = TextLoader(Numbered([3, 4], 8, masked=False), 2).batches()
     assert batch.masked_ids is None
@@ -195,7 +189,3 @@ def test_impossible_sizes_are_named():
         TextLoader(source, 3, drop_last=True)
     with pytest.raises(ValueError, match="--batch_size: expected 1 or more, got 0"):
         TextLoader(source, 0)
-    with pytest.raises(ValueError, match="parts: expected 1 or more, got 0"):
-        TextLoader(source, 1, parts=0)
-    with pytest.raises(ValueError, match="window: expected 0 or more batches, got -1"):
-        TextLoader(source, 1, window=-1)

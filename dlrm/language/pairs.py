@@ -4,15 +4,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from dlrm.language.data.loader import TextBatch
-from dlrm.language.data.wordpiece import Slices, Tokenizer
+from dlrm.language.loader import TextBatch
+from dlrm.language.wordpiece import Slices, Tokenizer
 
 LABEL, FIRST, SECOND = "Quality", "#1 String", "#2 String"
 COLUMNS = (LABEL, "#1 ID", "#2 ID", FIRST, SECOND)
 _COLUMNS_WITHOUT_LABELS = ("index", *COLUMNS[1:])  # of GLUE's test set
-
 _SHOWN = 120  # characters of a wrong first line
 
 
@@ -40,19 +38,18 @@ def read_pairs(path: str | Path) -> Pairs:
         ValueError: the file is not UTF-8, has other columns or no pair, or a line has another
             number of fields or a label other than 0 and 1; the message has file, line and value.
     """
-    path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}: line {line}: not UTF-8") from error
-    header, *rows = [line.removesuffix("\r").split("\t") for line in text.split("\n")]
+    header, *rows = [
+        line.removesuffix("\r").split("\t") for line in text.rstrip("\r\n").split("\n")
+    ]
     if tuple(header) not in (COLUMNS, _COLUMNS_WITHOUT_LABELS):
         got = ", ".join(header)
         got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
         raise ValueError(f"{path}: line 1: expected the columns {', '.join(COLUMNS)}, got {got}")
-    while rows and rows[-1] == [""]:
-        rows.pop()
     if not rows:
         raise ValueError(f"{path}: expected at least one pair, got none")
     has_labels = header[0] == LABEL
@@ -63,9 +60,10 @@ def read_pairs(path: str | Path) -> Pairs:
             )
         if has_labels and row[0] not in ("0", "1"):
             raise ValueError(f"{path}: line {number}: {LABEL}: expected 0 or 1, got {row[0]!r}")
-    first, second = (header.index(name) for name in (FIRST, SECOND))
-    labels = np.array([int(row[0]) for row in rows], np.int64) if has_labels else None
-    return Pairs([row[first] for row in rows], [row[second] for row in rows], labels)
+    labels, _, _, first, second = zip(*rows, strict=True)
+    return Pairs(
+        list(first), list(second), np.array(labels).astype(np.int64) if has_labels else None
+    )
 
 
 class SentencePairs:
@@ -95,25 +93,21 @@ class SentencePairs:
         self.length, self.labels, self._tokenizer = max_seq_length, pairs.labels, tokenizer
         self.num_samples = len(pairs.first)
         self._first, self._second = tokenizer.encode(pairs.first), tokenizer.encode(pairs.second)
-        first, two = self._first.lengths, self._second.lengths
-        kept = np.minimum(first, np.maximum(room - two, -(-room // 2)))
-        self._first_lengths = np.where(first + two > room, kept, first)
-        self._second_lengths = np.minimum(two, room - self._first_lengths)
+        first, second = self._first.lengths, self._second.lengths
+        kept = np.minimum(first, np.maximum(room - second, -(-room // 2)))
+        self._first_lengths = np.where(first + second > room, kept, first)
+        self._second_lengths = np.minimum(second, room - self._first_lengths)
         self.lengths = self._first_lengths + self._second_lengths + 3
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns pairs; see `TextSource.read`."""
-        ids, segments, lengths = self._tokenizer.join_pairs(
+        joined = self._tokenizer.join_pairs(
             Slices(self._first.ids, self._first.starts[rows], self._first_lengths[rows]),
             Slices(self._second.ids, self._second.starts[rows], self._second_lengths[rows]),
             self.length,
         )
-        return TextBatch(
-            torch.from_numpy(ids),
-            torch.from_numpy(segments),
-            torch.from_numpy(lengths),
-            torch.from_numpy(np.asarray(rows, np.int64)),
-            labels=None if self.labels is None else torch.from_numpy(self.labels[rows]),
+        return TextBatch.of(
+            rows, *joined, labels=None if self.labels is None else self.labels[rows]
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlrm.language.data.squad import (
+from dlrm.language.squad import (
     Answer,
     Question,
     SquadFeatures,
@@ -15,7 +15,7 @@ from dlrm.language.data.squad import (
     read_squad,
     write_predictions,
 )
-from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -26,7 +26,7 @@ VOCABULARY = [*SPECIAL_TOKENS, *LETTERS, "cafe", "##s", "1895", "1943", "(", ")"
 def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def question(context, answer=None, asked="q", id="id", start=None):
@@ -410,7 +410,7 @@ def test_predictions_are_written_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (128, 64)])
 def test_real_questions_are_answered_from_their_own_spans(shared_data, length, stride):
     """Finds all but one of 1,089 gold answers: that one ends within a token."""
-    tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    tokenizer = Tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     count, missed = 0, []
     for name in ("train-v1.1.slice.json", "xquad_en_shared.json"):
         questions = read_squad(shared_data / "squad" / name)

@@ -8,24 +8,21 @@ import json
 import re
 import string
 import unicodedata
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
-from dlrm.language.data.loader import TextBatch
-from dlrm.language.data.wordpiece import Slices, Tokenizer
+from dlrm.language.loader import TextBatch
+from dlrm.language.wordpiece import Slices, Tokenizer
 
 _BREAKS = " \t\r\n\u202f"  # characters between words of a context
 _NUM_BEST = 20  # starts and ends of a window that are paired
 _MAX_ANSWER_LENGTH = 30  # tokens
-_BLOCK = 1024  # windows whose pairs are evaluated at once
 
 
 class Answer(NamedTuple):
@@ -62,23 +59,20 @@ def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
         ValueError: the file is not JSON, a field is missing or of another type, a context is empty
             or an id occurs twice; the message names file and place.
     """
-    path = Path(path)
-    content = read_json(path, object)
-    questions = list(_questions(content, path, with_answers))
-    places: dict[str, str] = {}
-    for question in questions:
-        if question.id in places:
+    questions: dict[str, Question] = {}
+    for question in _questions(read_json(path, object), path, with_answers):
+        if question.id in questions:
             raise ValueError(
                 f"{question.place}: id {brief(question.id)} is there twice, first in "
-                f"{places[question.id]}"
+                f"{questions[question.id].place}"
             )
-        places[question.id] = question.place
+        questions[question.id] = question
     if not questions:
         raise ValueError(f"{path}: expected at least one question, got none")
-    return questions
+    return list(questions.values())
 
 
-def _questions(content: Any, path: Path, with_answers: bool) -> Iterator[Question]:
+def _questions(content: Any, path: str | Path, with_answers: bool) -> Iterator[Question]:
     for i, article in enumerate(_field(content, "data", list, f"{path}")):
         for j, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}: article {i}")):
             place = f"{path}: article {i}, paragraph {j}"
@@ -87,28 +81,19 @@ def _questions(content: Any, path: Path, with_answers: bool) -> Iterator[Questio
                 raise ValueError(f"{place}: expected a context, got an empty one")
             for k, entry in enumerate(_field(paragraph, "qas", list, place)):
                 here = f"{place}, question {k}"
-                yield Question(
-                    _field(entry, "id", str, here),
-                    _field(entry, "question", str, here),
-                    context,
-                    _answers(entry, here, with_answers),
-                    here,
-                )
+                id, asked = (_field(entry, name, str, here) for name in ("id", "question"))
+                is_known = with_answers or "answers" in entry
+                answers = _field(entry, "answers", list, here) if is_known else []
+                if with_answers and not answers:
+                    given = f"{here} ({brief(id)})"
+                    raise ValueError(f"{given}: expected at least one answer, got none")
+                yield Question(id, asked, context, tuple(_answers(answers, here)), here)
 
 
-def _answers(entry: dict, place: str, required: bool) -> tuple[Answer, ...]:
-    if not required and "answers" not in entry:
-        return ()
-    answers = _field(entry, "answers", list, place)
-    if required and not answers:
-        raise ValueError(f"{place} ({brief(entry['id'])}): expected at least one answer, got none")
-    return tuple(
-        Answer(
-            _field(answer, "text", str, f"{place}, answer {number}"),
-            _field(answer, "answer_start", int, f"{place}, answer {number}"),
-        )
-        for number, answer in enumerate(answers)
-    )
+def _answers(answers: list, place: str) -> Iterator[Answer]:
+    for number, answer in enumerate(answers):
+        here = f"{place}, answer {number}"
+        yield Answer(_field(answer, "text", str, here), _field(answer, "answer_start", int, here))
 
 
 def _field(record: Any, name: str, kind: type, place: str) -> Any:
@@ -168,8 +153,6 @@ class SquadFeatures:
         for flag, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
             if value < 1:
                 raise ValueError(f"--{flag} {value}: expected 1 or more")
-        if training:
-            _check_answers(questions)
         self.questions, self.length, self._tokenizer = questions, max_seq_length, tokenizer
         numbers: dict[str, int] = {}
         self._context_of = np.array(
@@ -178,13 +161,9 @@ class SquadFeatures:
         self._contexts = tokenizer.encode(numbers, spans=True)
         self._asked = tokenizer.encode(question.question for question in questions)
         self._asked_lengths = np.minimum(self._asked.lengths, max_query_length)
-        self._cut_windows(max_seq_length, doc_stride)
-        self._spans = self._training_spans() if training else None
-
-    def _cut_windows(self, max_seq_length: int, doc_stride: int) -> None:
         tokens = self._contexts.lengths[self._context_of]
         if not tokens.all():
-            empty = self.questions[int(tokens.argmin())]
+            empty = questions[int(tokens.argmin())]
             raise ValueError(f"{empty.place} ({empty.id}): the context has no token")
         room = max_seq_length - 3 - self._asked_lengths
         step = np.minimum(room, doc_stride)
@@ -196,35 +175,47 @@ class SquadFeatures:
         self.first_places = self._asked_lengths[question] + 2
         self.num_samples = len(question)
         self.lengths = self.first_places + self.window_lengths + 1
+        self._spans = self._training_spans() if training else None
 
     def _training_spans(self) -> np.ndarray:
-        tokens = np.array(list(self._answer_tokens()), np.int64).reshape(-1, 2)
-        spans = tokens[self.question_of_window] - self.window_starts[:, None]
+        answers = self._tokenizer.encode(
+            question.answers[0].text if question.answers else "" for question in self.questions
+        )
+        tokens = [self._answer_tokens(n, answers[n]) for n in range(len(answers))]
+        spans = np.array(tokens, np.int64)[self.question_of_window] - self.window_starts[:, None]
         inside = (spans[:, 0] >= 0) & (spans[:, 1] < self.window_lengths)
         return np.where(inside[:, None], spans + self.first_places[:, None], 0)
 
-    def _answer_tokens(self) -> Iterator[tuple[int, int]]:
-        """Yields first and last token of each question's answer in its context."""
-        answers = self._tokenizer.encode(question.answers[0].text for question in self.questions)
-        last, begins, ids = -1, [], []
-        for number, (question, context) in enumerate(
-            zip(self.questions, self._context_of.tolist(), strict=True)
-        ):
-            if context != last:
-                last, ids = context, self._contexts[context].tolist()
-                begins = self.token_spans(number)[:, 0].tolist()
-            begin, end = _words_around(question.context, question.answers[0])
-            first, stop = bisect_left(begins, begin), bisect_left(begins, end)
-            if first == stop:
-                raise ValueError(
-                    f"{question.place} ({question.id}): no token in the answer "
-                    f"{question.answers[0].text!r}"
-                )
-            yield _tightest(ids, first, stop, answers[number].tolist())
+    def _answer_tokens(self, number: int, answer: np.ndarray) -> tuple[int, int]:
+        """Returns first and last token of a question's answer in its context."""
+        question = self.questions[number]
+        where, context = f"{question.place} ({question.id})", question.context
+        if not question.answers:
+            raise ValueError(f"{where}: expected an answer, got none")
+        text, begin = question.answers[0]
+        quoted = context[max(begin, 0) : max(begin, 0) + len(text)]
+        if begin < 0 or quoted != text or not text.strip():
+            raise ValueError(
+                f"{where}: the answer {text!r} is not at character {begin} of its context, which "
+                f"has {quoted!r} there"
+            )
+        end = begin + len(text.rstrip())
+        begin += len(text) - len(text.lstrip())
+        while begin and context[begin - 1] not in _BREAKS:  # whole words
+            begin -= 1
+        while end < len(context) and context[end] not in _BREAKS:
+            end += 1
+        first, stop = np.searchsorted(self.token_spans(number)[:, 0], (begin, end)).tolist()
+        if first == stop:
+            raise ValueError(f"{where}: no token in the answer {text!r}")
+        ids, length = self._contexts[self._context_of[number]], len(answer)
+        for token in range(first, stop - length + 1):
+            if length and np.array_equal(ids[token : token + length], answer):
+                return token, token + length - 1
+        return first, stop - 1
 
     def token_spans(self, question: int) -> np.ndarray:
         """Returns the characters of each token of a question's context, `[tokens, 2]`."""
-        assert self._contexts.spans is not None
         context = self._context_of[question]
         return self._contexts.spans[slice(*self._contexts.starts[context : context + 2])]
 
@@ -238,46 +229,9 @@ class SquadFeatures:
         window = Slices(
             self._contexts.ids, starts + self.window_starts[rows], self.window_lengths[rows]
         )
-        ids, segments, lengths = self._tokenizer.join_pairs(asked, window, self.length)
-        return TextBatch(
-            torch.from_numpy(ids),
-            torch.from_numpy(segments),
-            torch.from_numpy(lengths),
-            torch.from_numpy(np.asarray(rows, np.int64)),
-            spans=None if self._spans is None else torch.from_numpy(self._spans[rows]),
-        )
-
-
-def _check_answers(questions: Iterable[Question]) -> None:
-    for question in questions:
-        if not question.answers:
-            raise ValueError(f"{question.place} ({question.id}): expected an answer, got none")
-        text, start = question.answers[0]
-        quoted = question.context[max(start, 0) : max(start, 0) + len(text)]
-        if start < 0 or quoted != text or not text.strip():
-            raise ValueError(
-                f"{question.place} ({question.id}): the answer {text!r} is not at character "
-                f"{start} of its context, which has {quoted!r} there"
-            )
-
-
-def _words_around(context: str, answer: Answer) -> tuple[int, int]:
-    """Returns the first character of an answer's words, and the one after the last."""
-    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
-    end = answer.start + len(answer.text.rstrip())
-    while begin and context[begin - 1] not in _BREAKS:
-        begin -= 1
-    while end < len(context) and context[end] not in _BREAKS:
-        end += 1
-    return begin, end
-
-
-def _tightest(ids: list[int], first: int, stop: int, answer: list[int]) -> tuple[int, int]:
-    """Returns the first and last of the tokens [first, stop) that are the answer's, or of all."""
-    for begin in range(first, stop - len(answer) + 1):
-        if answer and ids[begin : begin + len(answer)] == answer:
-            return begin, begin + len(answer) - 1
-    return first, stop - 1
+        joined = self._tokenizer.join_pairs(asked, window, self.length)
+        spans = None if self._spans is None else self._spans[rows]
+        return TextBatch.of(rows, *joined, spans=spans)
 
 
 def predict_answers(
@@ -301,80 +255,63 @@ def predict_answers(
     for name, logits in (("start", start_logits), ("end", end_logits)):
         if logits.shape != shape:
             raise ValueError(f"{name} logits: expected shape {shape}, got {logits.shape}")
-    best: dict[int, tuple[float, int, int]] = {}
-    judges = _has_most_context(features)
-    for begin in range(0, features.num_samples, _BLOCK):
-        rows = np.arange(begin, min(begin + _BLOCK, features.num_samples))
-        pairs = _best_pairs(features, rows, start_logits[rows], end_logits[rows], judges[rows])
-        for row, total, first, last in zip(rows, *pairs, strict=True):
-            question = int(features.question_of_window[row])
-            if total > best.get(question, (-np.inf,))[0]:
-                offset = features.window_starts[row] - features.first_places[row]
-                best[question] = (total, int(first + offset), int(last + offset))
-    return {
-        question.id: _text(features, number, *best[number][1:]) if number in best else ""
-        for number, question in enumerate(features.questions)
-    }
+    answers = {question.id: "" for question in features.questions}
+    edges = np.searchsorted(features.question_of_window, np.arange(len(answers) + 1)).tolist()
+    for number, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        best, has_most = (-np.inf, 0, 0), _has_most_context(features, slice(first, last))
+        for row in range(first, last):
+            pair = _best_pair(features, row, start_logits[row], end_logits[row], has_most)
+            best = pair if pair[0] > best[0] else best
+        if best[0] > -np.inf:
+            answers[features.questions[number].id] = _text(features, number, *best[1:])
+    return answers
 
 
-def _best_pairs(
+def _best_pair(
     features: SquadFeatures,
-    rows: np.ndarray,
+    row: int,
     start_logits: np.ndarray,
     end_logits: np.ndarray,
-    may_start: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns sum, start and end of each window's best pair; the sum is -inf without a pair."""
-    place = np.arange(features.length)
-    used = place < features.lengths[rows][:, None]
-    first = features.first_places[rows][:, None]
-    in_context = (place >= first) & (place < first + features.window_lengths[rows][:, None])
+    window_of: np.ndarray,
+) -> tuple[float, int, int]:
+    """Returns sum, first and last token of a window's best pair; the sum is -inf without a pair."""
+    first, begin = features.first_places[row], features.window_starts[row]
+    in_context = slice(first, first + features.window_lengths[row])
     best = []
-    for name, logits, allowed in (
-        ("start", start_logits, in_context & may_start),
-        ("end", end_logits, in_context),
-    ):
-        values = np.where(used, logits.astype(np.float64), -np.inf)
+    for name, logits in (("start", start_logits), ("end", end_logits)):
+        values = logits[: features.lengths[row]].astype(np.float64)
         if (wrong := np.isnan(values) | np.isposinf(values)).any():
-            window, at = np.argwhere(wrong)[0]
+            at = int(wrong.argmax())
             raise ValueError(
-                f"{name} logits: window {rows[window]}, token {at}: expected a finite number, got "
-                f"{values[window, at]}"
+                f"{name} logits: window {row}, token {at}: expected a finite number, got "
+                f"{values[at]}"
             )
-        places = np.argsort(-values, axis=1, kind="stable")[:, :_NUM_BEST]
-        values = np.where(allowed, values, -np.inf)
-        best.append((places, np.take_along_axis(values, places, axis=1)))
+        places = np.argsort(-values, kind="stable")[:_NUM_BEST]
+        allowed = np.zeros(len(values), bool)
+        is_start = name == "start"
+        allowed[in_context] = window_of[begin:][: features.window_lengths[row]] == row
+        allowed[in_context] |= not is_start
+        best.append((places, np.where(allowed, values, -np.inf)[places]))
     (starts, start_values), (ends, end_values) = best
-    totals = start_values[:, :, None] + end_values[:, None, :]
-    lengths = ends[:, None, :] - starts[:, :, None] + 1
+    totals = start_values[:, None] + end_values
+    lengths = ends - starts[:, None] + 1
     totals[(lengths < 1) | (lengths > _MAX_ANSWER_LENGTH)] = -np.inf
-    pairs = totals.reshape(len(rows), -1).argmax(axis=1)
-    window = np.arange(len(rows))
-    start, end = np.divmod(pairs, ends.shape[1])
-    return totals[window, start, end], starts[window, start], ends[window, end]
+    start, end = np.unravel_index(totals.argmax(), totals.shape)
+    offset = begin - first
+    return float(totals[start, end]), int(starts[start] + offset), int(ends[end] + offset)
 
 
-def _has_most_context(features: SquadFeatures) -> np.ndarray:
-    """Marks the tokens of a window with more context there than in the question's other windows.
+def _has_most_context(features: SquadFeatures, rows: slice) -> np.ndarray:
+    """Returns which of a question's windows has most context around each token of its context.
 
     Context is the smaller number of tokens to the left and right, plus a hundredth of the window's
-    length; of equal windows, the first counts. `[windows, length]`, bool.
+    length; of equal windows, the first counts.
     """
-    result = np.ones((features.num_samples, features.length), bool)
-    counts = np.bincount(features.question_of_window)
-    for row, count in zip(np.cumsum(counts) - counts, counts, strict=True):
-        if count > 1:
-            rows = slice(row, row + count)
-            starts, lengths = features.window_starts[rows], features.window_lengths[rows]
-            left = np.arange(starts[-1] + lengths[-1]) - starts[:, None]
-            right = lengths[:, None] - 1 - left
-            scores = np.minimum(left, right) + 0.01 * lengths[:, None]
-            winner = np.where((left >= 0) & (right >= 0), scores, -np.inf).argmax(axis=0)
-            for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-                place = features.first_places[row + number]
-                wins = winner[start : start + length] == number
-                result[row + number, place : place + length] = wins
-    return result
+    starts, lengths = features.window_starts[rows], features.window_lengths[rows]
+    left = np.arange(starts[-1] + lengths[-1]) - starts[:, None]
+    right = lengths[:, None] - 1 - left
+    scores = np.minimum(left, right) + 0.01 * lengths[:, None]
+    return rows.start + np.where((left >= 0) & (right >= 0), scores, -np.inf).argmax(axis=0)
 
 
 def _text(features: SquadFeatures, question: int, first: int, last: int) -> str:

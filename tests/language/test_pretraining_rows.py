@@ -4,7 +4,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dlrm.language.pretraining.rows import (
+from dlrm.language.rows import (
     Documents,
     RowConfig,
     make_rows,
@@ -20,12 +20,12 @@ CONFIG = RowConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from dlrm.language.data.wordpiece import load_tokenizer  # noqa: PLC0415
+    from dlrm.language.wordpiece import Tokenizer  # noqa: PLC0415
 
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     words = [f"w{i}" for i in range(VOCAB - 5)]
     path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]:

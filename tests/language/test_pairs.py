@@ -3,14 +3,14 @@ import pytest
 from hypothesis import example, given, strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from dlrm.language.data.pairs import (
+from dlrm.language.pairs import (
     COLUMNS,
     SentencePairs,
     accuracy_and_f1,
     majority_baseline,
     read_pairs,
 )
-from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 VOCABULARY = [*SPECIAL_TOKENS, "a", "b", "c", '"', "."]
 HEADER = "\t".join(COLUMNS)
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def write(path, *lines, header=HEADER, ending="\n", start="\ufeff"):

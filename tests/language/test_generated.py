@@ -3,14 +3,14 @@ import pytest
 import torch
 from text_testing import assert_same
 
-from dlrm.language.data.generated import KINDS, GeneratedText
-from dlrm.language.data.loader import NO_TOKEN, TextLoader
+from dlrm.language.generated import KINDS, GeneratedText
+from dlrm.language.loader import NO_TOKEN, TextLoader
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", ["full", "random"])
 def test_rows_are_valid_and_those_asked_for(kind, lengths):
-    source = GeneratedText(kind, 40, length=24, vocab_size=50, num_labels=3, lengths=lengths)
+    source = GeneratedText(kind, 40, length=24, vocab_size=50, lengths=lengths)
     batch = source.read(np.array([39, 0, 7, 0]))
     assert batch.ids.shape == batch.segments.shape == (4, 24)
     assert (batch.ids.dtype, batch.segments.dtype) == (torch.int32, torch.int8)
@@ -37,7 +37,7 @@ def test_rows_are_valid_and_those_asked_for(kind, lengths):
         assert (whole.spans[:, 1] < whole.lengths).all()
         assert (whole.labels, source.num_masked) == (None, None)
     else:
-        assert whole.labels.unique().tolist() == [0, 1, 2]
+        assert whole.labels.unique().tolist() == [0, 1]
 
 
 def test_masked_positions_are_distinct_and_inside_of_their_row():
@@ -53,7 +53,7 @@ def test_masked_positions_are_distinct_and_inside_of_their_row():
 
 
 def test_many_rows_are_copies_of_a_thousand():
-    source = GeneratedText("pairs", 1 << 21, length=8)
+    source = GeneratedText("mrpc", 1 << 21, length=8)
     batch = source.read(np.array([5, 1024 + 5, (1 << 21) - 1]))
     assert torch.equal(batch.ids[0], batch.ids[1])
     assert batch.indices.tolist() == [5, 1029, (1 << 21) - 1]
@@ -70,12 +70,10 @@ def test_rows_depend_on_the_seed_alone():
 
 def test_impossible_values_are_named():
     for options, message in [
-        ({"kind": "mrpc"}, "kind: expected one of pretrain, squad, pairs, got 'mrpc'"),
-        ({"lengths": "short"}, "lengths: expected full or random, got 'short'"),
-        ({"length": 7}, "length: expected 8 or more, got 7"),
-        ({"num_samples": 0}, "num_samples: expected 1 or more, got 0"),
-        ({"vocab_size": 1}, "vocab_size: expected 2 or more, got 1"),
-        ({"max_predictions": 0}, "max_predictions: expected 1 or more, got 0"),
+        ({"length": 7}, "--max_seq_length 7: expected 8 or more"),
+        ({"num_samples": 0}, "--synthetic_dataset_num_entries 0: expected 1 or more"),
+        ({"vocab_size": 1}, "--vocab_size 1: expected 2 or more"),
+        ({"max_predictions": 0}, "--max_predictions_per_seq 0: expected 1 or more"),
     ]:
         with pytest.raises(ValueError, match=message):
-            GeneratedText(**{"kind": "pairs", "num_samples": 5, **options})
+            GeneratedText(**{"kind": "mrpc", "num_samples": 5, **options})

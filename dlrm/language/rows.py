@@ -1,4 +1,4 @@
-"""Makes BERT's pre-training rows from documents: pairs of segments, and masked tokens.
+"""Pre-training rows of BERT from documents: pairs of segments, masked tokens, and HDF5 files.
 
 The procedure is that of Devlin et al., 2019, appendix A.2, as in Google's, NVIDIA's and Graphcore's
 programs. All functions are pure: random numbers are keyed by the seed and by their purpose, and are
@@ -9,18 +9,43 @@ once.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.language.data.config import NUM_SPECIAL, RowConfig
-from dlrm.language.data.wordpiece import Slices, Tokenizer
-from dlrm.language.pretraining.hdf5 import TextRows
+from dlrm.command_line import missing_extra
+from dlrm.language.config import NUM_SPECIAL, RowConfig
+from dlrm.language.wordpiece import Slices, Tokenizer
 
+KIND = "pre-training dataset"
+FIELDS = {  # with the dtypes that are written
+    **{"input_ids": "i4", "input_mask": "i1", "segment_ids": "i1"},
+    **{"masked_lm_positions": "i4", "masked_lm_ids": "i4", "next_sentence_labels": "i1"},
+}
+LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of `facts`
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
 _PAIRS, _MASKS = 1, 2  # purposes of random numbers
 _SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to predict; the rest become random ones
+
+
+class TextRows(NamedTuple):
+    """Pre-training rows as arrays, of any integer dtype.
+
+    Attributes:
+        ids: [CLS] A [SEP] B [SEP] and zeros, some tokens masked, `[rows, length]`.
+        facts: `[rows, 4]`: length, position where B begins, number of masked tokens, and whether B
+            is from elsewhere (1) or follows A (0).
+        masked_positions: ascending positions, then zeros, `[rows, predictions]`.
+        masked_ids: the original tokens at these positions, then zeros, `[rows, predictions]`.
+    """
+
+    ids: np.ndarray
+    facts: np.ndarray
+    masked_positions: np.ndarray
+    masked_ids: np.ndarray
 
 
 class Documents(NamedTuple):
@@ -60,21 +85,17 @@ def segment_pairs(
     """
     sentences = memoryview(np.ascontiguousarray(documents.sentences))  # type: ignore[arg-type]
     starts = memoryview(np.ascontiguousarray(documents.documents))  # type: ignore[arg-type]
-    pairs: list[tuple[int, int, int, int, int]] = []
-    for document in range(first, last):
-        _cut_document(sentences, starts, document, repetition, config, pairs)
+    pairs = [
+        pair
+        for document in range(first, last)
+        for pair in _pairs_of(sentences, starts, document, repetition, config)
+    ]
     return np.array(pairs, np.int64).reshape(-1, 5)
 
 
-def _cut_document(
-    sentences: memoryview,
-    starts: memoryview,
-    document: int,
-    repetition: int,
-    config: RowConfig,
-    pairs: list[tuple[int, int, int, int, int]],
-) -> None:
-    """Appends the pairs of a document."""
+def _pairs_of(
+    sentences: memoryview, starts: memoryview, document: int, repetition: int, config: RowConfig
+) -> Iterator[tuple[int, int, int, int, int]]:
     random = Random((config.seed << 96) | (repetition << 64) | (document << 8) | _PAIRS).random
     most = config.max_seq_length - NUM_SPECIAL
     target = most
@@ -101,7 +122,7 @@ def _cut_document(
         (a0, a1), (b0, b1) = (
             _cut_ends(segment, number, random) for segment, number in zip((a, b), cut, strict=True)
         )
-        pairs.append((a0, a1, b0, b1, int(is_random)))
+        yield a0, a1, b0, b1, int(is_random)
         begin = a_end if is_random else chunk_end
 
 
@@ -187,3 +208,35 @@ def _positions(
     positions.sort(axis=1)
     positions[unused] = 0
     return positions
+
+
+def write_hdf5(path: Path, blocks: Iterable[TextRows]) -> None:
+    """Writes rows with the fields, dtypes and compression of NVIDIA's files."""
+    with h5py().File(path, "w") as file:
+        for rows in blocks:
+            lengths, second, _, labels = (rows.facts[:, i : i + 1] for i in range(4))
+            column = np.arange(rows.ids.shape[1])
+            mask = column < lengths
+            tokens = (rows.ids, mask, (column >= second) & mask)
+            arrays = (*tokens, rows.masked_positions, rows.masked_ids, labels[:, 0])
+            for (name, dtype), values in zip(FIELDS.items(), arrays, strict=True):
+                _append(file, name, values.astype(dtype))
+
+
+def _append(file: Any, name: str, values: np.ndarray) -> None:
+    if name not in file:
+        shape = (None, *values.shape[1:])
+        file.create_dataset(name, data=values, maxshape=shape, compression="gzip")
+        return
+    field = file[name]
+    field.resize(len(field) + len(values), axis=0)
+    field[-len(values) :] = values
+
+
+def h5py() -> Any:
+    """Returns the library, or raises ValueError that tells how to install it."""
+    try:
+        import h5py as library
+    except ImportError as error:
+        raise ValueError(f"HDF5: {missing_extra(error, 'text')}") from error
+    return library

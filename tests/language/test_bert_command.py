@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
+from dlrm.language.writer import PretrainingTextConfig, write_dataset
 from dlrm.tasks import run as runs
 
 pytestmark = pytest.mark.long
@@ -368,9 +368,9 @@ def test_options_reach_the_training(flags):
         (["--mode=pretrain", "--batch_size=0"], "--batch_size 0"),
         (["--mode=pretrain", "--layers_per_stage=3,3"], "add up to the 12 layers"),
         (["--mode=pretrain", *["--layers_per_stage=12", "--encoder_start_stage=2"]], "0 or 1"),
-        (["--mode=pretrain", "--length_window=-1"], "--length_window -1"),
+        (["--mode=pretrain", "--length_window=-1"], "--length_window=-1"),
         (["--mode=pretrain", "--resume"], "--resume needs --mode pretrain or finetune and"),
-        (["--mode=pretrain", "--total_steps=0"], "--total_steps 0"),
+        (["--mode=pretrain", "--total_steps=0"], "--total_steps=0"),
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
     ],

@@ -1,0 +1,207 @@
+"""WordPiece: converts texts to token ids of a BERT vocabulary.
+
+Texts are normalized like BERT's: control characters are removed, CJK characters and punctuation are
+split off, and letters become lower case without accents. Each word is then split greedily into the
+longest pieces in the vocabulary. `tokenizers` (extra `text`) does the work.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.command_line import missing_extra
+from dlrm.documents import brief, read_bytes
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_VOCABULARY_BYTES = 1 << 26
+_BLOCK = 1024  # texts tokenized at once, which limits the number of Python objects
+
+
+class Slices(NamedTuple):
+    """Sequences of ids, stored in one array.
+
+    Attributes:
+        ids: ids of all sequences, of any integer dtype.
+        starts: index of each sequence in `ids`, `[sequences]`, int64.
+        lengths: length of each sequence, `[sequences]`, int64.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    def joined(self) -> np.ndarray:
+        """Returns the ids of all sequences, concatenated."""
+        before = np.cumsum(self.lengths) - self.lengths
+        places = np.repeat(self.starts - before, self.lengths)
+        return self.ids[places + np.arange(len(places))]
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """The concatenated tokens of texts; `[i]` returns the ids of text i.
+
+    Attributes:
+        ids: `[tokens]`, int32.
+        starts: start of each text in `ids`, and the end of the last, `[texts + 1]`, int64.
+        spans: first character of each token in its text and the one after its last, `[tokens, 2]`,
+            int32; empty if not requested.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    spans: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Returns the number of tokens of each text, `[texts]`."""
+        return np.diff(self.starts)
+
+
+class Tokenizer:
+    """Converts texts to ids of a vocabulary.
+
+    Text that looks like a special token is treated as text: `[SEP]` becomes the tokens of `[`,
+    `sep` and `]`.
+
+    Args:
+        vocab_file: one token a line, UTF-8.
+        lower_case: convert text to lower case and strip accents.
+        vocab_size: number of the model's ids, to be checked; None checks nothing.
+        max_word_chars: longer words are [UNK]; 200 in Google's program, 100 in transformers.
+
+    Attributes:
+        tokens: the vocabulary; a token's id is its index.
+        vocab_size: number of tokens.
+        pad_id, cls_id, sep_id, mask_id: ids of `SPECIAL_TOKENS`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: `tokenizers` is not installed, the file is not UTF-8, has an empty line, a token
+            twice or not all of `SPECIAL_TOKENS`, or more tokens than `vocab_size`.
+    """
+
+    def __init__(
+        self,
+        vocab_file: str | Path,
+        lower_case: bool = True,
+        *,
+        vocab_size: int | None = None,
+        max_word_chars: int = 200,
+    ) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise ValueError(f"WordPiece: {missing_extra(error, 'text')}") from error
+        ids = _read_vocabulary(Path(vocab_file), vocab_size)
+        self.tokens, self.vocab_size = tuple(ids), len(ids)
+        self.pad_id, unknown, self.cls_id, self.sep_id, self.mask_id = (
+            ids[t] for t in SPECIAL_TOKENS
+        )
+        model = tokenizers.models.WordPiece(
+            vocab=ids, unk_token=self.tokens[unknown], max_input_chars_per_word=max_word_chars
+        )
+        self._tokenizer: Any = tokenizers.Tokenizer(model)
+        self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+            clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
+        )
+        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+
+    def encode(self, texts: Iterable[str], spans: bool = False) -> TokenizedTexts:
+        """Returns the tokens of texts, without special ones; tokenizes on all cores.
+
+        Args:
+            spans: whether to return the tokens' characters as well.
+
+        Raises:
+            ValueError: a text has half of a surrogate pair, which is not a character; the message
+                names it.
+        """
+        encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
+        ids: list[np.ndarray] = [np.empty(0, np.int32)]
+        lengths: list[np.ndarray] = [np.zeros(1, np.int64)]
+        characters: list[np.ndarray] = [np.empty(0, np.int32)]
+        remaining = iter(texts)
+        while block := list(islice(remaining, _BLOCK)):
+            for text in block:
+                _check_characters(text)
+            encoded = encode(block, add_special_tokens=False)
+            lengths.append(np.array([len(text) for text in encoded], np.int64))
+            ids.append(np.fromiter(chain.from_iterable(text.ids for text in encoded), np.int32))
+            if spans:
+                bounds = chain.from_iterable(chain.from_iterable(t.offsets for t in encoded))
+                characters.append(np.fromiter(bounds, np.int32))
+        starts = np.cumsum(np.concatenate(lengths))
+        return TokenizedTexts(
+            np.concatenate(ids), starts, np.concatenate(characters).reshape(-1, 2)
+        )
+
+    def join_pairs(
+        self, first: Slices, second: Slices, length: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns rows of [CLS] first [SEP] second [SEP], padded to `length`.
+
+        Args:
+            first: segment 0 of each row.
+            second: segment 1 of each row; both, with three special tokens, have at most `length`.
+            length: tokens of a row.
+
+        Returns:
+            ids `[rows, length]`, int32; segments `[rows, length]`, int8; lengths `[rows]`, int32.
+        """
+        ends = 1 + first.lengths[:, None]  # of the first [SEP]
+        lengths = first.lengths + second.lengths + 3
+        place, last = np.arange(length), lengths[:, None] - 1
+        ids = np.full((len(lengths), length), self.pad_id, np.int32)
+        ids[:, 0] = self.cls_id
+        ids[(place == ends) | (place == last)] = self.sep_id
+        ids[(place > 0) & (place < ends)] = first.joined()
+        ids[(place > ends) & (place < last)] = second.joined()
+        segments = ((place > ends) & (place <= last)).astype(np.int8)
+        return ids, segments, lengths.astype(np.int32)
+
+
+def _read_vocabulary(path: Path, vocab_size: int | None) -> dict[str, int]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file (--vocab_file)")
+    try:
+        text = read_bytes(path, MAX_VOCABULARY_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
+    ids: dict[str, int] = {}
+    for number, token in enumerate(map(str.strip, text.rstrip().split("\n"))):
+        if not token:
+            raise ValueError(f"{path}: line {number + 1}: expected a token, got an empty line")
+        if token in ids:
+            raise ValueError(
+                f"{path}: line {number + 1}: {brief(token)} is there twice, first in line "
+                f"{ids[token] + 1}"
+            )
+        ids[token] = number
+    if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
+        raise ValueError(
+            f"{path}: expected a vocabulary with {', '.join(SPECIAL_TOKENS)}, got {len(ids)} "
+            f"lines without {', '.join(missing) if len(missing) < 5 else 'any of them'}"
+        )
+    if vocab_size is not None and len(ids) > vocab_size:
+        raise ValueError(f"{path}: {len(ids)} tokens, more than --vocab_size {vocab_size}")
+    return ids
+
+
+def _check_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text {text[:80]!r}: character {error.start}: half of a surrogate pair"
+        ) from None
