@@ -47,7 +47,7 @@ def _run(values: Values) -> None:
 
     processes = values["processes"] or len(os.sched_getaffinity(0))
     started, config = time.monotonic(), values.config(PretrainingTextConfig, processes=processes)
-    done = write_dataset(config, list(values["source"]), values["output"])
+    done = write_dataset(config, values["source"], values["output"])
     rate, padding = done.rows / (time.monotonic() - started), done.rows * config.max_seq_length
     print(
         f"read: {done.files:,} file{'s' * (done.files != 1)}, {done.documents:,} documents, "

@@ -5,8 +5,8 @@ split off, and letters become lower case without accents. Each word is then spli
 longest pieces in the vocabulary. `tokenizers` (extra `text`) does the work.
 """
 
+from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,21 +18,34 @@ from dlrm.documents import brief, read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_VOCABULARY_BYTES = 1 << 26
+_MOST_CHARS = 200  # of a word; 200 in Google's program, 100 in transformers
 _BLOCK = 1024  # texts tokenized at once, which limits the number of Python objects
 
 
-class Slices(NamedTuple):
+class Tokens(NamedTuple):
     """Sequences of ids, stored in one array.
 
     Attributes:
         ids: ids of all sequences, of any integer dtype.
         starts: index of each sequence in `ids`, `[sequences]`, int64.
         lengths: length of each sequence, `[sequences]`, int64.
+        spans: first character of each id in its text and the one after its last, `[ids, 2]`, int32.
     """
 
     ids: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
+    spans: np.ndarray = np.empty((0, 2), np.int32)
+
+    def part(self, rows: np.ndarray, skipped: Any, lengths: np.ndarray) -> "Tokens":
+        """Returns a part of each of some sequences.
+
+        Args:
+            rows: their numbers.
+            skipped: ids of each before its part.
+            lengths: length of each part.
+        """
+        return self._replace(starts=self.starts[rows] + skipped, lengths=lengths)
 
     def joined(self) -> np.ndarray:
         """Returns the ids of all sequences, concatenated."""
@@ -41,44 +54,16 @@ class Slices(NamedTuple):
         return self.ids[places + np.arange(len(places))]
 
 
-@dataclass(frozen=True)
-class TokenizedTexts:
-    """The concatenated tokens of texts; `[i]` returns the ids of text i.
-
-    Attributes:
-        ids: `[tokens]`, int32.
-        starts: start of each text in `ids`, and the end of the last, `[texts + 1]`, int64.
-        spans: first character of each token in its text and the one after its last, `[tokens, 2]`,
-            int32; empty if not requested.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
-    spans: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.ids[self.starts[index] : self.starts[index + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Returns the number of tokens of each text, `[texts]`."""
-        return np.diff(self.starts)
-
-
 class Tokenizer:
     """Converts texts to ids of a vocabulary.
 
     Text that looks like a special token is treated as text: `[SEP]` becomes the tokens of `[`,
-    `sep` and `]`.
+    `sep` and `]`. A word of more than 200 characters is [UNK].
 
     Args:
         vocab_file: one token a line, UTF-8.
         lower_case: convert text to lower case and strip accents.
         vocab_size: number of the model's ids, to be checked; None checks nothing.
-        max_word_chars: longer words are [UNK]; 200 in Google's program, 100 in transformers.
 
     Attributes:
         tokens: the vocabulary; a token's id is its index.
@@ -92,62 +77,47 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        vocab_file: str | Path,
-        lower_case: bool = True,
-        *,
-        vocab_size: int | None = None,
-        max_word_chars: int = 200,
+        self, vocab_file: str | Path, lower_case: bool = True, *, vocab_size: int | None = None
     ) -> None:
         try:
-            import tokenizers
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
         except ImportError as error:
             raise ValueError(f"WordPiece: {missing_extra(error, 'text')}") from error
         ids = _read_vocabulary(Path(vocab_file), vocab_size)
         self.tokens, self.vocab_size = tuple(ids), len(ids)
-        self.pad_id, unknown, self.cls_id, self.sep_id, self.mask_id = (
-            ids[t] for t in SPECIAL_TOKENS
+        special = [ids[token] for token in SPECIAL_TOKENS]
+        self.pad_id, unknown, self.cls_id, self.sep_id, self.mask_id = special
+        words = models.WordPiece(
+            vocab=ids, unk_token=self.tokens[unknown], max_input_chars_per_word=_MOST_CHARS
         )
-        model = tokenizers.models.WordPiece(
-            vocab=ids, unk_token=self.tokens[unknown], max_input_chars_per_word=max_word_chars
-        )
-        self._tokenizer: Any = tokenizers.Tokenizer(model)
-        self._tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        self._tokenizer: Any = Tokenizer(words)
+        self._tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
         )
-        self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
-    def encode(self, texts: Iterable[str], spans: bool = False) -> TokenizedTexts:
-        """Returns the tokens of texts, without special ones; tokenizes on all cores.
+    def encode(self, texts: Iterable[str], spans: bool = False) -> Tokens:
+        """Returns the tokens of texts, without special ones, as int32; tokenizes on all cores.
 
         Args:
             spans: whether to return the tokens' characters as well.
-
-        Raises:
-            ValueError: a text has half of a surrogate pair, which is not a character; the message
-                names it.
         """
         encode = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
-        ids: list[np.ndarray] = [np.empty(0, np.int32)]
-        lengths: list[np.ndarray] = [np.zeros(1, np.int64)]
-        characters: list[np.ndarray] = [np.empty(0, np.int32)]
+        ids, lengths, characters = (array("i") for _ in range(3))
         remaining = iter(texts)
         while block := list(islice(remaining, _BLOCK)):
-            for text in block:
-                _check_characters(text)
-            encoded = encode(block, add_special_tokens=False)
-            lengths.append(np.array([len(text) for text in encoded], np.int64))
-            ids.append(np.fromiter(chain.from_iterable(text.ids for text in encoded), np.int32))
-            if spans:
-                bounds = chain.from_iterable(chain.from_iterable(t.offsets for t in encoded))
-                characters.append(np.fromiter(bounds, np.int32))
-        starts = np.cumsum(np.concatenate(lengths))
-        return TokenizedTexts(
-            np.concatenate(ids), starts, np.concatenate(characters).reshape(-1, 2)
-        )
+            for text in encode(block, add_special_tokens=False):
+                ids.extend(text.ids)
+                lengths.append(len(text))
+                if spans:
+                    characters.extend(chain.from_iterable(text.offsets))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        every = np.array(lengths, np.int64)
+        own, bounds = (np.array(values, np.int32) for values in (ids, characters))
+        return Tokens(own, ends - every, every, bounds.reshape(-1, 2))
 
     def join_pairs(
-        self, first: Slices, second: Slices, length: int
+        self, first: Tokens, second: Tokens, length: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns rows of [CLS] first [SEP] second [SEP], padded to `length`.
 
@@ -180,28 +150,14 @@ def _read_vocabulary(path: Path, vocab_size: int | None) -> dict[str, int]:
         raise ValueError(f"{path}: byte {error.start}: not UTF-8") from error
     ids: dict[str, int] = {}
     for number, token in enumerate(map(str.strip, text.rstrip().split("\n"))):
+        place = f"{path}: line {number + 1}"
         if not token:
-            raise ValueError(f"{path}: line {number + 1}: expected a token, got an empty line")
+            raise ValueError(f"{place}: expected a token, got an empty line")
         if token in ids:
-            raise ValueError(
-                f"{path}: line {number + 1}: {brief(token)} is there twice, first in line "
-                f"{ids[token] + 1}"
-            )
+            raise ValueError(f"{place}: {brief(token)} is also in line {ids[token] + 1}")
         ids[token] = number
     if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
-        raise ValueError(
-            f"{path}: expected a vocabulary with {', '.join(SPECIAL_TOKENS)}, got {len(ids)} "
-            f"lines without {', '.join(missing) if len(missing) < 5 else 'any of them'}"
-        )
+        raise ValueError(f"{path}: {len(ids)} tokens, without {', '.join(missing)}")
     if vocab_size is not None and len(ids) > vocab_size:
         raise ValueError(f"{path}: {len(ids)} tokens, more than --vocab_size {vocab_size}")
     return ids
-
-
-def _check_characters(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text {text[:80]!r}: character {error.start}: half of a surrogate pair"
-        ) from None
