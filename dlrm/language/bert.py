@@ -4,6 +4,7 @@ Parameters have the names of Hugging Face's models, so that public checkpoints l
 masked tokens shares the table of words, and has no name of its own.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,7 +112,7 @@ class BertForPreTraining(_Bert):
         hidden = super().run(encoder, hidden, *tokens)
         if "head" not in stages:
             return hidden
-        words = self.bert["embeddings"].word_embeddings.weight
+        words = self.get_parameter("bert.embeddings.word_embeddings.weight")
         return stages["head"](hidden, stages["pooler"](hidden), masked_positions, words)
 
 
@@ -264,8 +265,10 @@ class _PreTrainingHead(nn.Module):
         width = config.shape.hidden_size
         dense = _Linear(width, width, config.attention_bias)
         norm = nn.LayerNorm(width, config.norm_eps)
-        transform = nn.ModuleDict({"dense": dense, "LayerNorm": norm})
-        self.predictions = nn.ModuleDict({"transform": transform})
+        self.predictions = nn.Module()
+        self.predictions.transform = nn.Sequential(
+            OrderedDict(dense=dense, gelu=nn.GELU(), LayerNorm=norm)
+        )
         self.predictions.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.seq_relationship = _Linear(width, 2)
 
@@ -276,7 +279,6 @@ class _PreTrainingHead(nn.Module):
         first = torch.arange(0, rows * length, length, device=hidden.device)
         places = (masked_positions + first[:, None]).flatten()
         masked = hidden.flatten(0, 1).index_select(0, places)
-        transform = self.predictions["transform"]
-        masked = transform["LayerNorm"](F.gelu(transform["dense"](masked)))
-        logits = ops.linear(masked, words, self.predictions.bias)
+        predictions: Any = self.predictions
+        logits = ops.linear(predictions.transform(masked), words, predictions.bias)
         return logits.unflatten(0, masked_positions.shape), self.seq_relationship(pooled)

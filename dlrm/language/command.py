@@ -3,6 +3,7 @@
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,22 +14,16 @@ import numpy as np
 import torch
 
 from dlrm.distributed import Pipelines, World, gather
-from dlrm.files import MANIFEST
+from dlrm.files import write_atomically
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
-from dlrm.language.bert import SIZES, BertConfig
+from dlrm.language.config import SIZES, BertConfig
 from dlrm.language.loader import TextLoader, TextSource
 from dlrm.language.pairs import SentencePairs, majority_baseline
 from dlrm.language.sources import ReadWhenAsked, made_up, open_sources
-from dlrm.language.squad import (
-    SquadFeatures,
-    exact_match_and_f1,
-    predict_answers,
-    write_predictions,
-)
+from dlrm.language.squad import AnswerScorer, SquadFeatures
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.networks import work as networks
-from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested
 from dlrm.tasks.networks.work import EmptyLoader, NetworkWork, SameBatch
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -41,6 +36,7 @@ from dlrm.train.trainer import Trainer
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task
 _TEST_WINDOW = 50  # test batches within which rows are sorted by length
+_MOST_ROWS = 1 << 16  # of `--batch_size max`
 
 AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
@@ -56,13 +52,11 @@ class TextWork(NetworkWork):
 
     Attributes:
         train, test: rows; None if there are none.
-        scorer: scorer of answers to questions.
         initial: names of weights that `--init_checkpoint` lacks.
     """
 
     train: TextSource | None = None
     test: TextSource | None = None
-    scorer: "AnswerScorer | None" = None
     initial: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -79,7 +73,7 @@ class TextWork(NetworkWork):
                     f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
                     f"{source.length} at most"
                 )
-        if isinstance(self.test, SentencePairs) and self.test.labels is not None:
+        if isinstance(self.test, SentencePairs):
             majority = majority_baseline(self.test.labels)
             yield (
                 f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
@@ -93,25 +87,20 @@ class TextWork(NetworkWork):
         if values["init_checkpoint"]:
             lacking = f", but for {', '.join(self.initial)}" if self.initial else ""
             yield f"weights from {values['init_checkpoint']}{lacking}"
-        elif self.checkpoint is None and values["mode"] == "inference_benchmark":
-            yield "note: no --load_checkpoint_path, so these are the initial weights"
-        elif values["resume"]:
-            return  # another line reports the checkpoint
-        elif self.checkpoint is None and values["mode"] == "finetune":
-            yield "note: no --init_checkpoint, so the training begins with initial weights"
-        elif self.checkpoint is None and values["phase"] == 2:
-            yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
+        elif self.checkpoint is None and not values["resume"]:
+            if values["mode"] == "inference_benchmark":
+                yield "note: no --load_checkpoint_path, so these are the initial weights"
+            elif values["mode"] == "finetune":
+                yield "note: no --init_checkpoint, so the training begins with initial weights"
+            elif values["phase"] == 2:
+                yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
 
     def loaders(self) -> tuple[Loader, Loader]:
         assert self.train is not None
         train = self.loader(self.train, self.division.global_batch, train=True)
-        return train, self.test_loader()
-
-    def test_loader(self) -> Loader:
-        """Returns the batches of the test rows, if there are some."""
         if self.test is None:
-            return EmptyLoader()
-        return self.loader(self.test, self.values["test_batch_size"], train=False)
+            return train, EmptyLoader()
+        return train, self.loader(self.test, self.values["test_batch_size"], train=False)
 
     def loader(self, source: TextSource, batch_size: int, train: bool) -> Any:
         """Returns batches; training leaves out a short last one, and graphs have fixed shapes."""
@@ -163,19 +152,13 @@ class TextWork(NetworkWork):
 
 def _open(values: Values, pipelines: Pipelines) -> TextWork:
     path, initial_path = values["load_checkpoint_path"], values["init_checkpoint"]
-    checkpoint = own = None
-    if path is not None and values["mode"] == "evaluate" and not _is_one(path):
-        checkpoint = Checkpoint(checkpoints_of(path)[0])
-    elif path:
-        checkpoint = Checkpoint.open(path)
-    if initial_path and Path(initial_path).is_dir():
-        own = Checkpoint.open(initial_path)
+    checkpoint = Checkpoint.open(path) if path else None
+    own = Checkpoint.open(initial_path) if initial_path and Path(initial_path).is_dir() else None
     known = resumed_checkpoint(values) or checkpoint or own
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
-    values = with_saved_flags(values, known, names)
-    values, by_recipe = bert_flags.resolved(values)
+    values, by_recipe = bert_flags.resolved(with_saved_flags(values, known, names))
     values = with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
     saved = checkpoint.config["flags"].get("task") if checkpoint else values["task"]
@@ -186,8 +169,7 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
         )
     vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
     train, test, values = open_sources(values, vocab_is_fixed)
-    scorer = AnswerScorer(test) if isinstance(test, SquadFeatures) else None
-    task = make_task(values, pipelines.replicas, scorer)
+    task = make_task(values, pipelines.replicas, test)
     lacking: list[str] = []
     if initial_path:
         file = str(own.path / "dense.safetensors") if own else initial_path
@@ -196,16 +178,11 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
         raise ValueError(
             f"{initial_path}: expected all weights of --task {values['task']}, lacks {lacking}"
         )
-    if values["batch_size"] == "max" and pipelines.parts.size > 1:
-        raise ValueError(
-            "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
-            f"among {pipelines.parts.size} processes: expected a number"
-        )
-    values = _with_batch_size(values, task, pipelines.world)
+    values = _with_batch_size(values, task, pipelines)
     if values["batches_per_step"] and values["data"] != "dataset":
         rows = values["batches_per_step"] * values["batch_size"] * pipelines.replicas.size
         values = values.replaced({"synthetic_dataset_num_entries": rows})
-        train, test, values = open_sources(values, vocab_is_fixed)
+        test = made_up(values, rows)
     return TextWork.divided(
         bert_flags.FLAGS,
         values,
@@ -216,18 +193,11 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
         dataset=_fingerprint(values, train),
         train=train,
         test=test,
-        scorer=scorer,
         initial=lacking,
     )
 
 
-def _is_one(path: str) -> bool:
-    return Path(path, MANIFEST).is_file()
-
-
-def make_task(
-    values: Values, world: World = World(), scorer: "AnswerScorer | None" = None
-) -> AnyTask:
+def make_task(values: Values, world: World, test: TextSource | None) -> AnyTask:
     """Returns the task of the flags, with initial weights."""
     config = values.config(BertConfig)
     common: dict[str, Any] = {
@@ -239,41 +209,24 @@ def make_task(
     if values["task"] == "pretrain":
         return PreTraining(config, **common)
     if values["task"] == "squad":
+        scorer = AnswerScorer(test) if isinstance(test, SquadFeatures) else None
         return QuestionAnswering(config, scorer, **common)
     return SequenceClassification(config, **common)
 
 
-class AnswerScorer:
-    """Exact match and F1 of answers to the questions of a test set.
-
-    Attributes:
-        best: f1 of the best answers so far, and these answers by question.
-    """
-
-    def __init__(self, features: SquadFeatures):
-        self._features = features
-        self.best: tuple[float, dict[str, str]] = -1.0, {}
-
-    def __call__(self, starts: np.ndarray, ends: np.ndarray) -> dict[str, float]:
-        missing = ((0, 0), (0, self._features.length - starts.shape[1]))
-        both = (np.pad(logits, missing, constant_values=-np.inf) for logits in (starts, ends))
-        answers = predict_answers(self._features, *both)
-        metrics = exact_match_and_f1(self._features.questions, answers)
-        if metrics["f1"] > self.best[0]:
-            self.best = metrics["f1"], answers
-        return metrics
-
-
-def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
+def _with_batch_size(values: Values, task: AnyTask, pipelines: Pipelines) -> Values:
     """Returns the flags with a number for `--batch_size max`, the largest that fits all devices."""
-    size = values["batch_size"]
-    if size != "max":
-        return values.replaced({"batch_size": int(size)})
+    if values["batch_size"] != "max":
+        return values.replaced({"batch_size": int(values["batch_size"])})
+    if pipelines.parts.size > 1:
+        raise ValueError(
+            "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
+            f"among {pipelines.parts.size} processes: expected a number"
+        )
 
     def step(rows: int) -> None:
         """Runs the parts of a step that need memory, with a rate of 0, so weights stay the same."""
-        (batch,) = TextLoader(made_up(values, rows), rows, cut=False).batches()
-        batch = batch.map(lambda tensor: tensor.to(world.device))
+        (batch,) = TextLoader(made_up(values, rows), rows, world=task.world, cut=False).batches()
         if values["mode"] in bert_flags.TRAINING:
             optimizers = task.optimizers(values.config(NetworkOptimizerConfig))
             task.loss(batch).backward()
@@ -284,10 +237,10 @@ def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
             with torch.inference_mode():
                 task.predict(batch)
 
-    return values.replaced({"batch_size": min(gather(largest_batch(step), world))})
+    return values.replaced({"batch_size": min(gather(largest_batch(step), pipelines.world))})
 
 
-def largest_batch(compute: Callable[[int], object], most: int = 1 << 16) -> int:
+def largest_batch(compute: Callable[[int], object], most: int = _MOST_ROWS) -> int:
     """Returns the largest n, up to `most`, for which `compute(n)` does not run out of memory.
 
     Tries ascending powers of two, and bisects between the last two.
@@ -318,44 +271,19 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
 
 
 def _evaluate(run: Run) -> dict[str, float]:
-    """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
-    values, path, work, log = run.values, run.values["load_checkpoint_path"], run.work, run.log
+    """Tests a checkpoint, and writes its answers to questions."""
+    values, work, log = run.values, run.work, run.log
     assert isinstance(work, TextWork)
-    test = work.test_loader()
-    if path is not None and not _is_one(path):
-        names = (values["test_dataset"], values["dataset"], values["data"])
-        data = next(name for name in names if name)
-        best = work.test_all(run, path, "evaluation.csv", data, _test_facts(work))
-        summary = best.summary()
-        if work.scorer:  # its answers may be those of an earlier evaluation
-            load_tested(work.task, best.path, best.weights)
-            work.scorer.best = -1.0, {}
-            work.task.evaluate(Watched(test, "answers", log.quiet))
-    else:
-        run.load_weights(Parameters(work.task.model))
-        metrics = work.task.evaluate(Watched(test, "test", log.quiet))
-        summary = {f"test_{name}": value for name, value in metrics.items()}
-    answers = work.scorer.best[1] if work.scorer else {}
-    if answers:
-        file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
-        write_predictions(file, answers)
+    assert work.test is not None
+    run.load_weights(Parameters(work.task.model))
+    test = work.loader(work.test, values["test_batch_size"], train=False)
+    metrics = work.task.evaluate(Watched(test, "test", log.quiet))
+    if isinstance(scorer := getattr(work.task, "scorer", None), AnswerScorer) and scorer.answers:
+        answers = scorer.answers
+        file = Path(values["log_path"]).with_name("predictions.json")
+        write_atomically(file, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
         log.line(f"answers to {len(answers):,} questions: {file}")
-    return summary
-
-
-def _test_facts(work: TextWork) -> dict[str, Any]:
-    """Returns everything that the metrics of a test depend on besides the checkpoint."""
-    values, test = work.values, work.test
-    facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
-    if isinstance(test, SquadFeatures):
-        facts["questions"] = test.questions
-    if test is not None:
-        some = np.linspace(0, test.num_samples - 1, min(test.num_samples, 1024)).astype(np.int64)
-        read = test.read(some)
-        tensors = (read.ids, read.segments, read.labels, read.masked_ids)
-        sums = [zlib.crc32(t.contiguous().numpy().data) for t in tensors if t is not None]
-        facts["rows"] = [test.num_samples, zlib.crc32(np.asarray(test.lengths, "<i8").data), *sums]
-    return facts
+    return {f"test_{name}": value for name, value in metrics.items()}
 
 
 def _benchmark_inference(run: Run) -> dict[str, float]:

@@ -1,10 +1,11 @@
 """The command line of `dlrm.scripts.bert`, and the effect of recipes on it."""
 
 from dataclasses import dataclass
+from itertools import product
 
 from dlrm.flags import Values
 from dlrm.language.config import BertConfig, VocabularyConfig
-from dlrm.language.recipes import BERT_RECIPES
+from dlrm.language.recipes import RECIPES, recipe
 from dlrm.settings import architecture_of, check_settings, setting
 from dlrm.tasks.networks import flags as network_flags
 
@@ -34,7 +35,7 @@ class TextRunConfig:
         "google",
         "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
         "runs, as published",
-        choices=BERT_RECIPES,
+        choices=RECIPES,
     )
     dataset: str | None = setting(
         None,
@@ -49,9 +50,6 @@ class TextRunConfig:
         "Rows to test on, in the forms of --dataset; default: those in --dataset",
         topic="Data",
         resumable=True,
-    )
-    pad_to_seq_length: bool = setting(
-        False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
     )
     unknown_id: int | None = setting(
         None,
@@ -121,13 +119,6 @@ class TextRunConfig:
         topic="Checkpoints and files",
         resumable=True,
     )
-    predictions: str | None = setting(
-        None,
-        "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
-        "predictions.json beside --log_path",
-        topic="Checkpoints and files",
-        resumable=True,
-    )
     latency: str = setting(
         "low",
         "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
@@ -152,15 +143,11 @@ FLAGS = network_flags.network_flags(
     ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
 )
 RESUME_MAY_CHANGE = FLAGS.resumable
-_OF_RECIPES = {
-    name
-    for recipe in BERT_RECIPES.values()
-    for task in TASKS
-    for phase in (1, 2)
-    for name in recipe(task, "base", phase)
-}
 FLAGS.tell_defaults(
-    dict.fromkeys(_OF_RECIPES, "that of --recipe")
+    dict.fromkeys(
+        (n for all in product(RECIPES, TASKS, ("base",), (1, 2)) for n in recipe(*all)),
+        "that of --recipe",
+    )
     | {"vocab_size": "that of --recipe graphcore, else of the data, else 30522"}
 )
 help_text = FLAGS.help
@@ -207,16 +194,14 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--phase {phase}: expected 1 or 2")
     if phase == 2 and task != "pretrain":
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
-    recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
-    values = values.filled(recipe)
+    taken = recipe(values["recipe"], task, values["size"], phase)
+    sizes = {"max_seq_length": 384 if task == "squad" else 128, "max_predictions_per_seq": 20}
+    values = values.filled(sizes | taken)
     sorts = values["mode"] == "finetune" and values["execution"] != "graph"
     values = values.filled({"length_window": 50 if sorts else 0})
-    length = 384 if task == "squad" else 128
-    defaults = {"max_seq_length": length, "max_predictions_per_seq": 20}
-    values = values.filled({name: n for name, n in defaults.items() if values[name] is None})
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
-    return values, frozenset(recipe)
+    return values, frozenset(taken)
 
 
 def _splits(values: Values) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
 """Token sequences for language models: batches, and the loader that trims their padding."""
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.data.prefetch import BatchedRows
+from dlrm.data.prefetch import Readable
 from dlrm.data.row_loader import RowLoader
-from dlrm.distributed import World
 
 _MULTIPLE = 8  # lengths of trimmed batches are multiples of it, for tensor cores
 _OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy does not distinguish [1, 2] from [1, 2, 0]
@@ -27,12 +28,12 @@ class TextBatch(NamedTuple):
         indices: the source's number of each row, `[rows]`, int64.
         labels: class of each row, or whether B is from another document, `[rows]`, int64.
         spans: first and last token of an answer, `[rows, 2]`, int64; 0 and 0 if there is none.
-        masked_positions: positions of tokens to predict, `[rows, predictions]`, int32, then 0.
-        masked_ids: these tokens, `[rows, predictions]`, int32, then NO_TOKEN.
+        masked_positions: positions of tokens to predict, `[rows, predictions]`, int32, and 0.
+        masked_ids: these tokens, `[rows, predictions]`, int32, and NO_TOKEN.
         global_size: rows of the global batch.
         global_masked: number of tokens to predict in the global batch.
-        padded: whether any row is shorter than `length`.
-        parts: for each part of a split batch, its length, and whether any of its rows is shorter.
+        on_host: `lengths`, which a device need not be asked for.
+        trims: whether parts of the batch are trimmed to their longest row.
     """
 
     ids: Tensor
@@ -45,39 +46,46 @@ class TextBatch(NamedTuple):
     masked_ids: Tensor = _OF_OTHER_TASKS
     global_size: int = 0
     global_masked: int = 0
-    padded: bool = True
-    parts: tuple[tuple[int, bool], ...] = ()
+    on_host: np.ndarray = _OF_OTHER_TASKS
+    trims: bool = False
 
     @classmethod
-    def of(cls, rows: np.ndarray, *tokens: np.ndarray, **others: np.ndarray | None) -> "TextBatch":
+    def of(cls, rows: np.ndarray, *tokens: np.ndarray, **others: np.ndarray) -> "TextBatch":
         """Returns rows of a source, given ids, segments, lengths, and further fields by name."""
-        tensors = {name: torch.from_numpy(a) for name, a in others.items() if a is not None}
+        tensors = {name: torch.from_numpy(array) for name, array in others.items()}
         places = torch.from_numpy(np.asarray(rows, np.int64))
         return cls(*map(torch.from_numpy, tokens), indices=places, **tensors)  # type: ignore[arg-type, misc]
+
+    @property
+    def padded(self) -> bool:
+        """Returns whether any row may be shorter than the batch."""
+        return self.on_host is None or bool((self.on_host < self.ids.shape[1]).any())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "TextBatch":
         """Returns the batch with `function` applied to each tensor that it has."""
         return TextBatch(*(function(v) if isinstance(v, Tensor) else v for v in self))  # type: ignore[arg-type]
 
+    def trimmed(self) -> "TextBatch":
+        """Returns the batch without columns that are padding in all rows, if it is to be trimmed.
+
+        Lengths are multiples of 8, for tensor cores, unless rows are shorter.
+        """
+        if not self.trims:
+            return self
+        length = -(-int(self.on_host.max(initial=1)) // _MULTIPLE) * _MULTIPLE
+        return self._replace(ids=self.ids[:, :length], segments=self.segments[:, :length])
+
     def split(self, parts: int) -> list["TextBatch"]:
         """Splits the rows into `parts`, or one per row if there are fewer; sizes differ by one."""
-        batches = [
-            self.map(lambda tensor, part=part: tensor[part])._replace(parts=())  # type: ignore[misc]
-            for part in _parts(len(self.ids), parts)
-        ]
-        if len(self.parts) != len(batches):
-            return batches
+        rows = len(self.ids)
+        parts = max(1, min(parts, rows))
+        bounds = [-(-rows * part // parts) for part in range(parts + 1)]
         return [
-            part._replace(
-                ids=part.ids[:, :length], segments=part.segments[:, :length], padded=padded
-            )
-            for part, (length, padded) in zip(batches, self.parts, strict=True)
+            self.map(lambda tensor, a=a, b=b: tensor[a:b])  # type: ignore[misc]
+            ._replace(on_host=None if self.on_host is None else self.on_host[a:b])
+            .trimmed()
+            for a, b in pairwise(bounds)
         ]
-
-
-def _parts(rows: int, parts: int) -> list[slice]:
-    parts = max(1, min(parts, rows))
-    return [slice(-(-rows * n // parts), -(-rows * (n + 1) // parts)) for n in range(parts)]
 
 
 class TextSource(Protocol):
@@ -128,14 +136,14 @@ class TextLoader(RowLoader[TextBatch]):
         **order: Any,
     ) -> None:
         super().__init__(source.num_samples, batch_size, **order)
-        self.source, self._window, self._parts = source, window, parts if cut else 0
+        self.source, self._window, self._cut, self._parts = source, window, cut, parts
 
-    def epoch(self, epoch: int) -> "Epoch":
+    def epoch(self, epoch: int) -> "Readable[TextBatch]":
         """Returns the batches of an epoch, to be read in any order."""
-        order, keys = self._order(epoch), None
+        order = self._order(epoch)
         if self._window:
-            order, keys = self._of_like_length(order, epoch), (self._seed, epoch)
-        return Epoch(self.source, self._batches, order, keys, self._parts, self._world)
+            order = self._of_like_length(order, epoch)
+        return _Epoch(partial(self._batch, epoch, order))
 
     def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
         """Sorts the rows of each window by length, and puts its batches in a random order.
@@ -158,49 +166,27 @@ class TextLoader(RowLoader[TextBatch]):
             windows.append(rows)
         return np.concatenate(windows)
 
-
-class Epoch(NamedTuple):
-    """The batches of one epoch of a `TextLoader`."""
-
-    source: TextSource
-    batches: BatchedRows
-    order: np.ndarray
-    keys: tuple[int, int] | None
-    parts: int  # micro-batches to trim batches for; 0: no trimming
-    world: World
-
-    def batch(self, index: int) -> TextBatch:
-        """Returns a batch, which depends on `index` and not on earlier reads."""
-        rows, source = self.order[slice(*self.batches.rows(index))], self.source
-        if self.keys is not None:  # rows sorted by length would give the last rank the longest
-            mixed = np.random.SFC64([*self.keys, index, _IN_BATCH]).random_raw(len(rows))
+    def _batch(self, epoch: int, order: np.ndarray, index: int) -> TextBatch:
+        rows, source = order[slice(*self._batches.rows(index))], self.source
+        if self._window:  # rows sorted by length would give the last rank the longest
+            mixed = np.random.SFC64([self._seed, epoch, index, _IN_BATCH]).random_raw(len(rows))
             rows = rows[np.argsort(mixed, kind="stable")]
-        own_rows = rows[self.world.part(len(rows))]
-        if self.parts > 1:
+        own_rows = rows[self._world.part(len(rows))]
+        if self._cut and self._parts > 1:
             own_rows = own_rows[np.argsort(source.lengths[own_rows], kind="stable")]
-        batch, lengths = source.read(own_rows), source.lengths[own_rows]
-        parts: list[tuple[int, bool]] = []
-        if self.parts:
-            parts = [self._shape(lengths[part]) for part in _parts(len(own_rows), self.parts)]
-            batch = _cut(batch, max(length for length, _ in parts))
-        masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
-        padded = bool((lengths < batch.ids.shape[1]).any())
-        return batch._replace(
-            global_size=len(rows), global_masked=masked, padded=padded, parts=tuple(parts)
+        batch = source.read(own_rows)._replace(
+            global_size=len(rows),
+            global_masked=0 if source.num_masked is None else int(source.num_masked[rows].sum()),
+            on_host=source.lengths[own_rows],
+            trims=self._cut,
         )
+        if self._cut and batch.masked_ids is not None:
+            is_used = (batch.masked_ids != NO_TOKEN).any(dim=0)
+            used = int((is_used * torch.arange(1, len(is_used) + 1)).amax())
+            masked = batch.masked_positions[:, :used], batch.masked_ids[:, :used]
+            batch = batch._replace(masked_positions=masked[0], masked_ids=masked[1])
+        return batch.trimmed()
 
-    def _shape(self, lengths: np.ndarray) -> tuple[int, bool]:
-        """Returns the length to trim rows of these lengths to, and whether any is shorter."""
-        longest = int(lengths.max(initial=1))
-        length = min(self.source.length, -(-longest // _MULTIPLE) * _MULTIPLE)
-        return length, bool((lengths < length).any())
 
-
-def _cut(batch: TextBatch, length: int) -> TextBatch:
-    batch = batch._replace(ids=batch.ids[:, :length], segments=batch.segments[:, :length])
-    if batch.masked_ids is None:
-        return batch
-    used = int((batch.masked_ids != NO_TOKEN).any(dim=0).sum())
-    return batch._replace(
-        masked_ids=batch.masked_ids[:, :used], masked_positions=batch.masked_positions[:, :used]
-    )
+class _Epoch(NamedTuple):
+    batch: Callable[[int], TextBatch]

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.documents import brief
 from dlrm.language.loader import TextBatch
-from dlrm.language.wordpiece import Slices, Tokenizer
+from dlrm.language.wordpiece import Tokenizer
 
-LABEL, FIRST, SECOND = "Quality", "#1 String", "#2 String"
-COLUMNS = (LABEL, "#1 ID", "#2 ID", FIRST, SECOND)
-_COLUMNS_WITHOUT_LABELS = ("index", *COLUMNS[1:])  # of GLUE's test set
-_SHOWN = 120  # characters of a wrong first line
+COLUMNS = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 
 
 class Pairs(NamedTuple):
@@ -20,18 +18,16 @@ class Pairs(NamedTuple):
     Attributes:
         first: first sentence of each pair.
         second: second sentence of each pair.
-        labels: 1 if they have the same meaning, else 0, int64; None if unknown.
+        labels: 1 if they have the same meaning, else 0, int64.
     """
 
     first: list[str]
     second: list[str]
-    labels: np.ndarray | None
+    labels: np.ndarray
 
 
 def read_pairs(path: str | Path) -> Pairs:
     """Returns the pairs of a tab-separated file with MRPC's columns, without quoting.
-
-    Its first line has their names: `COLUMNS`, or "index" as the first one if labels are unknown.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -46,24 +42,18 @@ def read_pairs(path: str | Path) -> Pairs:
     header, *rows = [
         line.removesuffix("\r").split("\t") for line in text.rstrip("\r\n").split("\n")
     ]
-    if tuple(header) not in (COLUMNS, _COLUMNS_WITHOUT_LABELS):
-        got = ", ".join(header)
-        got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
+    if tuple(header) != COLUMNS:
+        got = brief(", ".join(header))
         raise ValueError(f"{path}: line 1: expected the columns {', '.join(COLUMNS)}, got {got}")
     if not rows:
         raise ValueError(f"{path}: expected at least one pair, got none")
-    has_labels = header[0] == LABEL
     for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}: line {number}: expected {len(header)} fields, got {len(row)}"
-            )
-        if has_labels and row[0] not in ("0", "1"):
-            raise ValueError(f"{path}: line {number}: {LABEL}: expected 0 or 1, got {row[0]!r}")
+        if len(row) != len(COLUMNS):
+            raise ValueError(f"{path}: line {number}: expected 5 fields, got {len(row)}")
+        if row[0] not in ("0", "1"):
+            raise ValueError(f"{path}: line {number}: Quality: expected 0 or 1, got {row[0]!r}")
     labels, _, _, first, second = zip(*rows, strict=True)
-    return Pairs(
-        list(first), list(second), np.array(labels).astype(np.int64) if has_labels else None
-    )
+    return Pairs(list(first), list(second), np.array(labels).astype(np.int64))
 
 
 class SentencePairs:
@@ -77,7 +67,7 @@ class SentencePairs:
         max_seq_length: tokens of a row.
 
     Attributes:
-        labels: label of each row, `[num_samples]`, int64; None if unknown.
+        labels: label of each row, `[num_samples]`, int64.
 
     Raises:
         ValueError: the length is impossible; the message names flag and value.
@@ -89,26 +79,21 @@ class SentencePairs:
         room = max_seq_length - 3
         if room < 2:
             raise ValueError(f"--max_seq_length {max_seq_length}: expected 5 or more")
-        pairs = read_pairs(path)
-        self.length, self.labels, self._tokenizer = max_seq_length, pairs.labels, tokenizer
-        self.num_samples = len(pairs.first)
-        self._first, self._second = tokenizer.encode(pairs.first), tokenizer.encode(pairs.second)
-        first, second = self._first.lengths, self._second.lengths
-        kept = np.minimum(first, np.maximum(room - second, -(-room // 2)))
-        self._first_lengths = np.where(first + second > room, kept, first)
-        self._second_lengths = np.minimum(second, room - self._first_lengths)
-        self.lengths = self._first_lengths + self._second_lengths + 3
+        first, second, self.labels = read_pairs(path)
+        self.length, self.num_samples, self._tokenizer = max_seq_length, len(first), tokenizer
+        self._first, self._second = tokenizer.encode(first), tokenizer.encode(second)
+        one, two = self._first.lengths, self._second.lengths
+        kept = np.minimum(one, np.maximum(room - two, -(-room // 2)))
+        self._kept_of_first = np.where(one + two > room, kept, one)
+        self._kept_of_second = np.minimum(two, room - self._kept_of_first)
+        self.lengths = self._kept_of_first + self._kept_of_second + 3
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns pairs; see `TextSource.read`."""
-        joined = self._tokenizer.join_pairs(
-            Slices(self._first.ids, self._first.starts[rows], self._first_lengths[rows]),
-            Slices(self._second.ids, self._second.starts[rows], self._second_lengths[rows]),
-            self.length,
-        )
-        return TextBatch.of(
-            rows, *joined, labels=None if self.labels is None else self.labels[rows]
-        )
+        first = self._first.part(rows, 0, self._kept_of_first[rows])
+        second = self._second.part(rows, 0, self._kept_of_second[rows])
+        joined = self._tokenizer.join_pairs(first, second, self.length)
+        return TextBatch.of(rows, *joined, labels=self.labels[rows])
 
 
 def accuracy_and_f1(labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
@@ -117,17 +102,9 @@ def accuracy_and_f1(labels: np.ndarray, predictions: np.ndarray) -> dict[str, fl
     F1 is 0 if class 1 neither occurs nor is predicted.
 
     Args:
-        labels: classes, `[rows]`, integers.
+        labels: classes, `[rows]`, integers; at least one.
         predictions: classes that were predicted, `[rows]`, integers.
-
-    Raises:
-        ValueError: their numbers differ or are 0; the message has both.
     """
-    if len(labels) != len(predictions) or not len(labels):
-        raise ValueError(
-            f"accuracy: expected as many predictions as labels and at least one, got "
-            f"{len(predictions)} and {len(labels)}"
-        )
     positive, predicted = labels == 1, predictions == 1
     accuracy = float(np.mean(labels == predictions))
     hits = int((positive & predicted).sum())

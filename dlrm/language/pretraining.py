@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ from dlrm.documents import brief
 from dlrm.files import MANIFEST, within
 from dlrm.language.config import MAX_LENGTH
 from dlrm.language.loader import NO_TOKEN, TextBatch
-from dlrm.language.rows import FIELDS, KIND, LENGTH, NUM_MASKED, TextRows, h5py
+from dlrm.language.rows import FIELDS, KIND, h5py
 from dlrm.manifest import read_manifest
 
 _MOST_COMPRESSED = 1100  # times smaller; DEFLATE reaches 1032
+_MOST_WORDS = 1 << 31
 _BLOCK = 8192  # rows read at a time
-_SUFFIXES = (".hdf5", ".h5")
-
-PathOrPaths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 def known_vocab_size(path: str | os.PathLike) -> int | None:
@@ -40,10 +38,9 @@ class PretrainingDataset:
     """Pre-training rows of HDF5 files, in memory: a `TextSource`.
 
     Args:
-        path_or_paths: an HDF5 file, a folder of such files, or several of them.
+        path: an HDF5 file, or a folder of such files.
         max_seq_length: tokens per row; None: those of the first file.
-        max_predictions: maximum masked tokens per row; None: that of the first file.
-        pad_to_seq_length: whether to pad rows of fewer tokens and predictions to these.
+        max_predictions_per_seq: maximum masked tokens per row; None: that of the first file.
         vocab_size: vocabulary size of the model; None: that of the dataset, if known.
         unknown_id: id that replaces tokens outside the vocabulary, which then are never predicted,
             as for Graphcore's models with a smaller vocabulary; None: they are errors.
@@ -58,99 +55,118 @@ class PretrainingDataset:
 
     def __init__(
         self,
-        path_or_paths: PathOrPaths,
+        path: str | os.PathLike,
         max_seq_length: int | None = None,
-        max_predictions: int | None = None,
-        pad_to_seq_length: bool = False,
+        max_predictions_per_seq: int | None = None,
         *,
         vocab_size: int | None = None,
         unknown_id: int | None = None,
         verify_data: str = "first",
         allow_links: bool = False,
     ) -> None:
-        given = [path_or_paths] if isinstance(path_or_paths, str | os.PathLike) else path_or_paths
-        if not given:
-            raise ValueError("--dataset: expected at least one path, got none")
-        paths: list[Path] = []
-        for path in map(Path, given):
-            files = _files(path, allow_links)
-            Verifier(files[0].parent, KIND, verify_data, allow_links).check(files)
-            paths += files
-        known = [known_vocab_size(path) for path in given]
-        if vocab_size is None and all(known):
-            vocab_size = max(size for size in known if size)
-        if unknown_id is not None and not 0 <= unknown_id < (vocab_size or 0):
+        files = _files(Path(path), allow_links)
+        Verifier(files[0].parent, KIND, verify_data, allow_links).check(files)
+        self.vocab_size = vocab_size or known_vocab_size(path)
+        self._words, self._unknown_id = self.vocab_size or _MOST_WORDS, unknown_id
+        if unknown_id is not None and not 0 <= unknown_id < self._words:
             raise ValueError(
-                f"--unknown_id: expected a token in [0, {vocab_size}), got {unknown_id}"
+                f"--unknown_id: expected a token in [0, {self._words}), got {unknown_id}"
             )
-        self.vocab_size, self._unknown_id, self._pad = vocab_size, unknown_id, pad_to_seq_length
-        shapes = [_read(path, _shape) for path in paths]
-        self.length = max_seq_length or shapes[0][1]
-        self.max_predictions = max_predictions or shapes[0][2]
-        for path, (_, length, predictions) in zip(paths, shapes, strict=True):
-            self._check_size(path, "sequence length", "max_seq_length", length, self.length)
-            what = ("masked tokens", "max_predictions_per_seq")
-            self._check_size(path, *what, predictions, self.max_predictions)
+        shapes = [_read(file, _shape) for file in files]
+        _, self.length, self.max_predictions = shapes[0]
+        self.length = max_seq_length or self.length
+        self.max_predictions = max_predictions_per_seq or self.max_predictions
+        for file, (_, length, predictions) in zip(files, shapes, strict=True):
+            for what, flag, got, expected in (
+                ("sequence length", "max_seq_length", length, self.length),
+                ("masked tokens", "max_predictions_per_seq", predictions, self.max_predictions),
+            ):
+                if got != expected:
+                    raise ValueError(f"{file}: expected {what} {expected} (--{flag}), got {got}")
         self.num_samples = sum(rows for rows, *_ in shapes)
         if not self.num_samples:
-            raise ValueError(f"{paths[0]}: expected at least one row, got none")
-        narrow = np.uint16  # of tokens: half the memory of int32, if the vocabulary allows it
-        sizes = (self.length, 4, self.max_predictions, self.max_predictions)
-        self._rows = TextRows(*(np.zeros((self.num_samples, size), narrow) for size in sizes))
-        place = 0
-        for path in paths:
-            place = _read(path, lambda *file, place=place: self._load(place, *file))
-        self.lengths = self._rows.facts[:, LENGTH].astype(np.int64)
-        self.num_masked: np.ndarray | None = self._rows.facts[:, NUM_MASKED].astype(np.int64)
+            raise ValueError(f"{files[0]}: expected at least one row, got none")
+        narrow = np.uint16 if self._words <= 1 << 16 else np.int32
+        sizes = (self.length, 2, self.max_predictions, self.max_predictions)
+        self._rows = [np.zeros((self.num_samples, size), narrow) for size in sizes]
+        self.lengths = np.zeros(self.num_samples, np.int64)
+        begin = 0
+        for file, (rows, *_) in zip(files, shapes, strict=True):
+            _read(file, partial(self._load, file, begin))
+            begin += rows
+        self.num_masked: np.ndarray | None = np.count_nonzero(self._rows[2], axis=1)
 
-    def _check_size(self, path: Path, what: str, flag: str, got: int, expected: int) -> None:
-        if got != expected and not (self._pad and got < expected):
-            hint = "; --pad_to_seq_length pads it" if got < expected else ""
-            raise ValueError(f"{path}: expected {what} {expected} (--{flag}), got {got}{hint}")
-
-    def _load(self, place: int, fields: dict[str, Any], path: Path) -> int:
-        """Reads the rows of a file to a place in memory; returns the place after them."""
+    def _load(self, path: Path, begin: int, fields: dict[str, Any]) -> None:
+        """Reads the rows of a file to a place in memory."""
         for start in range(0, len(fields["input_ids"]), _BLOCK):
-            rows = self._known(_checked_rows(fields, start, path), path, start)
-            most = max(array.max(initial=0) for array in (rows.ids, rows.masked_ids))
-            if most > np.iinfo(self._rows.ids.dtype).max:
-                self._rows = TextRows(*(array.astype(np.int32) for array in self._rows))
-            for own, array in zip(self._rows, rows, strict=True):
-                own[place : place + len(array), : array.shape[1]] = array
-            place += len(rows.ids)
-        return place
+            arrays = [
+                np.asarray(field[start : start + _BLOCK], np.int64) for field in fields.values()
+            ]
+            lengths, *rows = self._checked(path, start, *arrays)
+            place = slice(begin + start, begin + start + len(lengths))
+            self.lengths[place] = lengths
+            for own, values in zip(self._rows, rows, strict=True):
+                own[place] = values
 
-    def _known(self, rows: TextRows, path: Path, start: int) -> TextRows:
-        """Refuses or replaces tokens outside the vocabulary."""
-        size = self.vocab_size
-        if size is None or max(rows.ids.max(initial=0), rows.masked_ids.max(initial=0)) < size:
-            return rows
-        unknown, wrong = rows.ids >= size, rows.masked_ids >= size
-        if self._unknown_id is None:
-            most = np.maximum(rows.ids.max(axis=1), rows.masked_ids.max(axis=1, initial=0))
-            text = f"tokens in [0, {size}), got"
-            _refuse(path, start, most >= size, lambda row: f"{text} {most[row]}")
-        used = np.arange(wrong.shape[1]) < rows.facts[:, NUM_MASKED, None]
-        order = np.argsort(wrong | ~used, axis=1, kind="stable")  # known ones first, in order
-        kept = (used & ~wrong).sum(axis=1)
-        rows.facts[:, NUM_MASKED] = kept
-        masked = [np.take_along_axis(array, order, axis=1) for array in rows[2:]]
-        for array in masked:
-            array[np.arange(wrong.shape[1]) >= kept[:, None]] = 0
-        return TextRows(np.where(unknown, self._unknown_id or 0, rows.ids), rows.facts, *masked)
+    def _checked(
+        self,
+        path: Path,
+        start: int,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        segments: np.ndarray,
+        positions: np.ndarray,
+        masked: np.ndarray,
+        labels: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        """Returns lengths, tokens, facts (where B begins, and the label), positions and tokens."""
+
+        def refuse(wrong: Any, expected: str, *shown: np.ndarray) -> None:
+            if wrong.any():
+                row = int(wrong.argmax())
+                got = " of ".join(str(values[row].tolist()) for values in shown)
+                raise ValueError(f"{path}: row {start + row}: expected {expected}, got {got}")
+
+        used, labels = mask != 0, labels.reshape(-1)
+        lengths = used.sum(axis=1)
+        wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (lengths == 0)
+        refuse(wrong, "tokens and then padding, by input_mask", mask, ids)
+        # Positions end with zeros: position 0 is [CLS], which is never masked.
+        num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
+        masked = np.where(np.arange(positions.shape[1]) < num_masked[:, None], masked, 0)
+        ordered = np.sort(positions, axis=1)
+        wrong = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != 0)).any(axis=1)
+        wrong |= np.count_nonzero(positions, axis=1) != num_masked
+        wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1)
+        refuse(wrong, "masked_lm_positions in the row, each once, and then zeros", positions)
+        in_b = (segments == 1) & used
+        wrong = (used & (segments != 0) & ~in_b).any(axis=1)
+        wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
+        refuse(wrong, "segment_ids of 0 and then of 1", segments)
+        refuse((labels != 0) & (labels != 1), "a label of 0 or 1", labels)
+        ids, size = np.where(used, ids, 0), self._words
+        if self._unknown_id is not None:
+            ids = np.where(ids < size, ids, self._unknown_id)
+            positions = np.where(masked < size, positions, 0)
+            masked = np.where(masked < size, masked, 0)
+        for tokens in (ids, masked):
+            wrong = ((tokens < 0) | (tokens >= size)).any(axis=1)
+            refuse(wrong, f"tokens in [0, {size})", tokens)
+        second = np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
+        return lengths, ids, np.stack([second, labels], axis=1), positions, masked
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns rows; see `TextSource.read`."""
         ids, facts, positions, masked = (array[rows].astype(np.int32) for array in self._rows)
+        lengths, second = self.lengths[rows], facts[:, :1]
         column = np.arange(self.length)
-        lengths, second, num_masked, labels = (facts[:, i : i + 1] for i in range(4))
-        masked[np.arange(self.max_predictions) >= num_masked] = NO_TOKEN
+        masked[positions == 0] = NO_TOKEN
         return TextBatch.of(
             rows,
             ids,
-            ((column >= second) & (column < lengths)).astype(np.int8),
-            lengths[:, 0].copy(),
-            labels=labels[:, 0].astype(np.int64),
+            ((column >= second) & (column < lengths[:, None])).astype(np.int8),
+            lengths.astype(np.int32),
+            labels=facts[:, 1].astype(np.int64),
             masked_positions=positions,
             masked_ids=masked,
         )
@@ -161,22 +177,22 @@ def _files(path: Path, allow_links: bool) -> list[Path]:
         raise FileNotFoundError(f"{path}: no such file or directory")
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+    files = sorted(file for file in path.iterdir() if file.suffix in (".hdf5", ".h5"))
     if not files:
         raise FileNotFoundError(f"{path}: expected *.hdf5 or *.h5, found none")
     return [within(path, file.name, path, allow_links) for file in files]
 
 
-def _read(path: Path, use: Callable[[dict[str, Any], Path], Any]) -> Any:
+def _read(path: Path, use: Callable[[dict[str, Any]], Any]) -> Any:
     """Returns what a function makes of the fields of a file."""
     try:
         with h5py().File(path, "r") as file:
-            return use(_fields(file, path), path)
+            return use(_fields(file, path))
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file: {brief(error)}") from error
 
 
-def _shape(fields: dict[str, Any], path: Path) -> tuple[int, int, int]:
+def _shape(fields: dict[str, Any]) -> tuple[int, int, int]:
     return (*fields["input_ids"].shape, fields["masked_lm_positions"].shape[1])
 
 
@@ -207,57 +223,3 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
                 f"that are stored, got {ids[0]} rows of {claimed} bytes in all"
             )
     return fields
-
-
-def _checked_rows(fields: dict[str, Any], start: int, path: Path) -> TextRows:
-    """Returns some rows of a file; the message of an error has file, row and values."""
-    ids, mask, segments, positions, masked, labels = (
-        np.asarray(fields[name][start : start + _BLOCK], np.int64) for name in FIELDS
-    )
-    labels, used = labels.reshape(-1), mask != 0
-    lengths, refuse = used.sum(axis=1), partial(_refuse, path, start)
-    wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (lengths == 0) | ~_are_words(ids)
-    refuse(
-        wrong,
-        lambda row: (
-            f"tokens of at least 0 and then padding, got input_mask {mask[row].tolist()} "
-            f"of input_ids {ids[row].tolist()}"
-        ),
-    )
-    # Positions end with zeros: position 0 is [CLS], which is never masked.
-    num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
-    masked[np.arange(positions.shape[1]) >= num_masked[:, None]] = 0
-    ordered = np.sort(positions, axis=1)
-    wrong = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != 0)).any(axis=1)
-    wrong |= np.count_nonzero(positions, axis=1) != num_masked
-    wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1) | ~_are_words(masked)
-    refuse(
-        wrong,
-        lambda row: (
-            f"masked_lm_positions in [1, {lengths[row]}), each once, and then zeros, of "
-            f"masked_lm_ids of at least 0, got {positions[row].tolist()} of {masked[row].tolist()}"
-        ),
-    )
-    in_b = segments == 1
-    wrong = (used & (segments != 0) & ~in_b).any(axis=1)
-    wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
-    refuse(
-        wrong,
-        lambda row: f"segment_ids of 0 and then of 1, got {segments[row][used[row]].tolist()}",
-    )
-    wrong = (labels != 0) & (labels != 1)
-    refuse(wrong, lambda row: f"a label of 0 or 1, got {labels[row]}")
-    second = np.where((in_b & used).any(axis=1), in_b.argmax(axis=1), lengths)
-    facts = np.stack([lengths, second, num_masked, labels], axis=1)
-    return TextRows(np.where(used, ids, 0), facts, positions, masked)
-
-
-def _are_words(ids: np.ndarray) -> np.ndarray:
-    return np.all((ids >= 0) & (ids <= np.iinfo(np.int32).max), axis=1)
-
-
-def _refuse(path: Path, start: int, wrong: np.ndarray, expected: Callable[[int], str]) -> None:
-    """Raises ValueError for the first wrong row."""
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(f"{path}: row {start + row}: expected {expected(row)}")

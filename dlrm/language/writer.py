@@ -160,7 +160,9 @@ def read_sentences(path: Path, text_format: str = "sentences") -> Iterator[str |
         if isinstance(error, OSError) and error.errno is not None:
             raise
         kind = compression_of(path)
-        raise ValueError(f"{path}: after line {number}: not a whole {kind} file: {error}") from error
+        raise ValueError(
+            f"{path}: after line {number}: not a whole {kind} file: {error}"
+        ) from error
 
 
 def _wikitext(text: str) -> Iterator[str | None]:
