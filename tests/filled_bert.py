@@ -23,7 +23,6 @@ CONFIG = BertConfig(
 )
 LENGTHS = (13, 5, 8)
 LENGTH = 13
-NUM_LABELS = 4
 KINDS = {
     "pretraining": BertForPreTraining,
     "question": BertForQuestionAnswering,
@@ -33,9 +32,8 @@ KINDS = {
 
 def build(kind: str, dtype: torch.dtype = torch.float64, config: BertConfig = CONFIG) -> nn.Module:
     """Returns a network of `KINDS` whose weights depend only on shape and position."""
-    options = {"num_labels": NUM_LABELS} if kind == "classification" else {}
     with torch.device("meta"):
-        network = KINDS[kind](config, **options)
+        network = KINDS[kind](config)
     return filled_networks.fill(network.to_empty(device="cpu").to(dtype))
 
 

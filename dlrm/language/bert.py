@@ -39,13 +39,12 @@ class _Bert(nn.Module):
             self.bert = nn.ModuleDict({"embeddings": _Embeddings(config), "encoder": encoder})
             if self.is_pooled:
                 self.bert["pooler"] = _Pooler(width)
-            self.add_module(self.head, self.make_head(config))
+            self.add_module(self.head, self._make_head(config))
         materialize(self, device, seed, _draw_weight)
 
     @staticmethod
-    def make_head(config: BertConfig) -> nn.Module:
-        """Returns the last stage."""
-        raise NotImplementedError
+    def _make_head(config: BertConfig) -> nn.Module:
+        return _Linear(config.shape.hidden_size, 2)
 
     def stages(self) -> dict[str, nn.Module]:
         """Returns name -> module: `embeddings`, `layer0` and so on, maybe `pooler`, `head`."""
@@ -101,8 +100,7 @@ class BertForPreTraining(_Bert):
     head = "cls"
 
     @staticmethod
-    def make_head(config: BertConfig) -> nn.Module:
-        """Returns the decoder of masked tokens and the classifier of pairs."""
+    def _make_head(config: BertConfig) -> nn.Module:
         return _PreTrainingHead(config)
 
     def run(self, stages: Mapping[str, nn.Module], hidden: Tensor | None, *inputs: Any) -> Any:
@@ -121,11 +119,6 @@ class BertForQuestionAnswering(_Bert):
 
     head, is_pooled = "qa_outputs", False
 
-    @staticmethod
-    def make_head(config: BertConfig) -> nn.Module:
-        """Returns the layer of the logits."""
-        return _Linear(config.shape.hidden_size, 2)
-
 
 class BertForSequenceClassification(_Bert):
     """Classifies pairs of sequences; returns logits `[rows, 2]`."""
@@ -133,8 +126,7 @@ class BertForSequenceClassification(_Bert):
     head = "classifier"
 
     @staticmethod
-    def make_head(config: BertConfig) -> nn.Module:
-        """Returns the layer of the logits, whose inputs have dropout."""
+    def _make_head(config: BertConfig) -> nn.Module:
         return _Classifier(config)
 
 

@@ -284,7 +284,6 @@ def test_too_long_sequences_are_named():
         (lambda: BertConfig(hidden_dropout=1.0), "--hidden_dropout 1.0"),
         (lambda: BertConfig(attention_dropout=-0.1), "--attention_dropout -0.1"),
         (lambda: BertConfig(norm_eps=0.0), "--norm_eps 0.0"),
-        (lambda: BertForSequenceClassification(CONFIG, 0), "--num_labels 0"),
     ],
 )
 def test_impossible_values_are_named(make, message):
