@@ -72,10 +72,10 @@ class TextRunConfig:
         topic="Data",
     )
     doc_stride: int = setting(
-        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data"
+        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data", least=1
     )
     max_query_length: int = setting(
-        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data"
+        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data", least=1
     )
     length_window: int | None = setting(
         None,

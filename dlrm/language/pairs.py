@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.documents import brief
+from dlrm.documents import MAX_JSON_BYTES, brief, read_bytes
 from dlrm.language.loader import TextBatch
 from dlrm.language.wordpiece import Tokenizer
 
@@ -35,7 +35,7 @@ def read_pairs(path: str | Path) -> Pairs:
             number of fields or a label other than 0 and 1; the message has file, line and value.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_bytes(path, MAX_JSON_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(f"{path}: line {line}: not UTF-8") from error

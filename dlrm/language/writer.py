@@ -36,7 +36,7 @@ _SENTENCE_END = re.compile(r"(?<= [.!?]) ")
 _ESCAPED = re.compile(r" @([-,.])@ ")
 _BLOCK_SENTENCES = 1 << 13  # that are tokenized at once
 _BLOCK_ROWS = 1 << 13  # that are filled at once
-_SHARD_TOKENS = 1 << 25  # in a file, with padding
+SHARD_TOKENS = 1 << 25  # in a file, with padding
 
 
 class TextSummary(NamedTuple):
@@ -80,7 +80,7 @@ def write_dataset(
         (work := staging / "work").mkdir()
         documents = _tokenized(config, tokenizer, files, work / "tokens")
         pairs = _all_pairs(config, documents)
-        shards = -(-len(pairs) * config.max_seq_length // _SHARD_TOKENS)
+        shards = -(-len(pairs) * config.max_seq_length // SHARD_TOKENS)
         edges = [len(pairs) * shard // shards for shard in range(shards + 1)]
         parts = (
             (number, first, pairs[first:last])

@@ -302,7 +302,7 @@ FORMATS = {
         lambda path: checked_config(path.parent),
     ),
     "tensors": (tensors, read_tensors),
-    "hdf5": (hdf5_file, lambda path: PretrainingDataset([path])),
+    "hdf5": (hdf5_file, PretrainingDataset),
     "image": (png, image),
     "tfrecord": (tfrecord_file, records),
     "example": (EXAMPLE, example),

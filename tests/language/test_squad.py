@@ -378,6 +378,4 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
             if scores != {"exact_match": 100, "f1": 100}:
                 missed.append((asked.answers[0].text, answers[asked.id]))
     assert count == 1089
-    assert missed == [
-        ("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700")
-    ]
+    assert missed == [("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700")]

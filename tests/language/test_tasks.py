@@ -57,17 +57,6 @@ def test_the_loss_of_question_answering_is_the_mean_of_both_ends(device):
     torch.testing.assert_close(task.loss(batch), (first.mean() + last.mean()) / 2)
 
 
-@pytest.mark.parametrize("place", [0, LENGTH])
-def test_an_end_outside_of_its_row_counts_as_nothing(place, device):
-    task, (batch,) = make(QuestionAnswering, device=device), batches(1, device=device)
-    outside = batch.spans.clone()
-    outside[3, 1] = batch.lengths[3] + place
-    likelihoods = plain(task, batch).log_softmax(1)
-    lost = -likelihoods[3, batch.spans[3, 1], 1] / 16
-    loss = task.loss(batch) - task.loss(batch._replace(spans=outside))
-    torch.testing.assert_close(loss, lost)
-
-
 def test_the_loss_of_classification_is_torchs_cross_entropy(device):
     task, (batch,) = make(SequenceClassification, device=device), batches(1, device=device)
     torch.testing.assert_close(task.loss(batch), F.cross_entropy(plain(task, batch), batch.labels))
@@ -98,7 +87,7 @@ def test_rows_without_padding_run_without_a_mask(kind, monkeypatch):
     assert not batch.padded
     without = task.loss(batch)
     assert masks == [None, None]
-    torch.testing.assert_close(without, task.loss(batch._replace(padded=True)))
+    torch.testing.assert_close(without, task.loss(batch._replace(on_host=None)))
     assert None not in masks[2:]
 
 

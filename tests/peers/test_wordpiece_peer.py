@@ -47,4 +47,6 @@ def test_ids_are_those_of_transformers(shared_data, peer, lower_case):
     for number, text in enumerate(texts):
         own = slice(encoded.starts[number], encoded.starts[number] + encoded.lengths[number])
         assert encoded.ids[own].tolist() == expected["input_ids"][number], text
-        assert encoded.spans[own].tolist() == [list(span) for span in expected["offset_mapping"][number]], text
+        assert encoded.spans[own].tolist() == [
+            list(span) for span in expected["offset_mapping"][number]
+        ], text

@@ -141,7 +141,7 @@ def test_hdf5_that_cannot_be_used_is_named(tmp_path, what):
     replaced, message = HDF5[what]
     hdf5(tmp_path / "rows.hdf5", **replaced)
     with pytest.raises(ValueError, match=rf"rows\.hdf5: .*{message}"):
-        PretrainingDataset([tmp_path / "rows.hdf5"])
+        PretrainingDataset(tmp_path / "rows.hdf5")
 
 
 def test_a_learning_rate_beyond_float32_is_refused():
