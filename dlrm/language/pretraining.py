@@ -26,12 +26,7 @@ def known_vocab_size(path: str | os.PathLike) -> int | None:
     """Returns the vocabulary size of a dataset of `write_dataset`; None for other files."""
     if not Path(path, MANIFEST).is_file():
         return None
-    size = read_manifest(Path(path), KIND, allow_links=True).get("vocab_size")
-    if type(size) is not int or size < 1:
-        raise ValueError(
-            f"{Path(path, MANIFEST)}: vocab_size: expected a positive number, got {size!r:.40}"
-        )
-    return size
+    return int(read_manifest(Path(path), KIND, allow_links=True)["vocab_size"])
 
 
 class PretrainingDataset:
@@ -73,40 +68,36 @@ class PretrainingDataset:
                 f"--unknown_id: expected a token in [0, {self._words}), got {unknown_id}"
             )
         shapes = [_read(file, _shape) for file in files]
-        _, self.length, self.max_predictions = shapes[0]
-        self.length = max_seq_length or self.length
-        self.max_predictions = max_predictions_per_seq or self.max_predictions
+        _, length, predictions = shapes[0]
+        self.length = max_seq_length or length
+        self.max_predictions = max_predictions_per_seq or predictions
         for file, (_, length, predictions) in zip(files, shapes, strict=True):
-            for what, flag, got, expected in (
-                ("sequence length", "max_seq_length", length, self.length),
-                ("masked tokens", "max_predictions_per_seq", predictions, self.max_predictions),
+            for what, got, expected in (
+                ("--max_seq_length", length, self.length),
+                ("--max_predictions_per_seq", predictions, self.max_predictions),
             ):
                 if got != expected:
-                    raise ValueError(f"{file}: expected {what} {expected} (--{flag}), got {got}")
+                    raise ValueError(f"{file}: expected rows of {what} {expected}, got {got}")
         self.num_samples = sum(rows for rows, *_ in shapes)
         if not self.num_samples:
             raise ValueError(f"{files[0]}: expected at least one row, got none")
-        narrow = np.uint16 if self._words <= 1 << 16 else np.int32
-        sizes = (self.length, 2, self.max_predictions, self.max_predictions)
-        self._rows = [np.zeros((self.num_samples, size), narrow) for size in sizes]
-        self.lengths = np.zeros(self.num_samples, np.int64)
-        begin = 0
-        for file, (rows, *_) in zip(files, shapes, strict=True):
-            _read(file, partial(self._load, file, begin))
-            begin += rows
-        self.num_masked: np.ndarray | None = np.count_nonzero(self._rows[2], axis=1)
+        blocks = [block for file in files for block in _read(file, partial(self._rows_of, file))]
+        fields = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        lengths, self._ids, self._segments, self._positions, self._masked, self._labels = fields
+        self.lengths: np.ndarray = lengths
+        self.num_masked: np.ndarray | None = np.count_nonzero(self._positions, axis=1)
 
-    def _load(self, path: Path, begin: int, fields: dict[str, Any]) -> None:
-        """Reads the rows of a file to a place in memory."""
-        for start in range(0, len(fields["input_ids"]), _BLOCK):
-            arrays = [
-                np.asarray(field[start : start + _BLOCK], np.int64) for field in fields.values()
-            ]
-            lengths, *rows = self._checked(path, start, *arrays)
-            place = slice(begin + start, begin + start + len(lengths))
-            self.lengths[place] = lengths
-            for own, values in zip(self._rows, rows, strict=True):
-                own[place] = values
+    def _rows_of(self, path: Path, fields: dict[str, Any]) -> list[tuple[np.ndarray, ...]]:
+        """Returns lengths, ids, segments, masked positions and ids, and labels, in blocks."""
+        starts = range(0, len(fields["input_ids"]), _BLOCK)
+        return [
+            self._checked(
+                path,
+                start,
+                *(np.asarray(f[start : start + _BLOCK], np.int64) for f in fields.values()),
+            )
+            for start in starts
+        ]
 
     def _checked(
         self,
@@ -119,56 +110,48 @@ class PretrainingDataset:
         masked: np.ndarray,
         labels: np.ndarray,
     ) -> tuple[np.ndarray, ...]:
-        """Returns lengths, tokens, facts (where B begins, and the label), positions and tokens."""
-
-        def refuse(wrong: Any, expected: str, *shown: np.ndarray) -> None:
-            if wrong.any():
-                row = int(wrong.argmax())
-                got = " of ".join(str(values[row].tolist()) for values in shown)
-                raise ValueError(f"{path}: row {start + row}: expected {expected}, got {got}")
-
-        used, labels = mask != 0, labels.reshape(-1)
+        size, used, labels = self._words, mask != 0, labels.reshape(-1, 1)
         lengths = used.sum(axis=1)
-        wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | (lengths == 0)
-        refuse(wrong, "tokens and then padding, by input_mask", mask, ids)
-        # Positions end with zeros: position 0 is [CLS], which is never masked.
-        num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
-        masked = np.where(np.arange(positions.shape[1]) < num_masked[:, None], masked, 0)
-        ordered = np.sort(positions, axis=1)
-        wrong = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != 0)).any(axis=1)
-        wrong |= np.count_nonzero(positions, axis=1) != num_masked
-        wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1)
-        refuse(wrong, "masked_lm_positions in the row, each once, and then zeros", positions)
-        in_b = (segments == 1) & used
-        wrong = (used & (segments != 0) & ~in_b).any(axis=1)
-        wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
-        refuse(wrong, "segment_ids of 0 and then of 1", segments)
-        refuse((labels != 0) & (labels != 1), "a label of 0 or 1", labels)
-        ids, size = np.where(used, ids, 0), self._words
+        segments, ids = np.where(used, segments, 0), np.where(used, ids, 0)
+        masked = np.where(positions == 0, 0, masked)  # [CLS] is never masked
         if self._unknown_id is not None:
             ids = np.where(ids < size, ids, self._unknown_id)
             positions = np.where(masked < size, positions, 0)
             masked = np.where(masked < size, masked, 0)
-        for tokens in (ids, masked):
-            wrong = ((tokens < 0) | (tokens >= size)).any(axis=1)
-            refuse(wrong, f"tokens in [0, {size})", tokens)
-        second = np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
-        return lengths, ids, np.stack([second, labels], axis=1), positions, masked
+        is_gap = used[:, 1:] & ~used[:, :-1]
+        for wrong, expected, shown in (
+            (is_gap, "input_mask of ones and then zeros", mask),
+            (lengths[:, None] == 0, "input_mask of ones and then zeros", mask),
+            ((ids < 0) | (ids >= size), f"input_ids in [0, {size})", ids),
+            ((segments < 0) | (segments > 1), "segment_ids of 0 and 1", segments),
+            (
+                (positions < 0) | (positions >= lengths[:, None]),
+                "masked_lm_positions in its row",
+                positions,
+            ),
+            ((masked < 0) | (masked >= size), f"masked_lm_ids in [0, {size})", masked),
+            ((labels < 0) | (labels > 1), "a label of 0 or 1", labels),
+        ):
+            if wrong.any():
+                row = int(wrong.any(axis=1).argmax())
+                got = f"expected {expected}, got {shown[row].tolist()}"
+                raise ValueError(f"{path}: row {start + row}: {got}")
+        narrow = np.uint16 if size <= 1 << 16 else np.int32
+        arrays = (ids, segments, positions, masked, labels[:, 0])
+        kinds = (narrow, np.int8, np.uint16, narrow, np.int64)
+        return lengths, *(a.astype(kind) for a, kind in zip(arrays, kinds, strict=True))
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns rows; see `TextSource.read`."""
-        ids, facts, positions, masked = (array[rows].astype(np.int32) for array in self._rows)
-        lengths, second = self.lengths[rows], facts[:, :1]
-        column = np.arange(self.length)
-        masked[positions == 0] = NO_TOKEN
+        positions = self._positions[rows].astype(np.int32)
         return TextBatch.of(
             rows,
-            ids,
-            ((column >= second) & (column < lengths[:, None])).astype(np.int8),
-            lengths.astype(np.int32),
-            labels=facts[:, 1].astype(np.int64),
+            self._ids[rows].astype(np.int32),
+            self._segments[rows],
+            self.lengths[rows].astype(np.int32),
+            labels=self._labels[rows],
             masked_positions=positions,
-            masked_ids=masked,
+            masked_ids=np.where(positions == 0, NO_TOKEN, self._masked[rows].astype(np.int32)),
         )
 
 
@@ -204,22 +187,17 @@ def _fields(file: Any, path: Path) -> dict[str, Any]:
         if (link := type(file.get(name, getlink=True)).__name__) != "HardLink":
             raise ValueError(f"{path}: {name}: expected rows in the file, got {link}")
         kind = getattr(file[name], "dtype", None)  # groups have none
-        if kind is None or kind.kind not in "iub":
-            raise ValueError(f"{path}: {name}: expected integers, got {kind or 'a group'}")
+        if kind is None or kind.kind not in "iub" or file[name].is_virtual or file[name].external:
+            raise ValueError(f"{path}: {name}: expected integers in the file, got {kind}")
     fields = {name: file[name] for name in FIELDS}
     ids, positions = fields["input_ids"].shape, fields["masked_lm_positions"].shape
-    shapes = [ids, ids, ids, positions, positions, ids[:1]]
+    shapes = [ids, ids, ids, (*ids[:1], *positions[1:2]), positions, ids[:1]]
     for (name, field), expected in zip(fields.items(), shapes, strict=True):
         labels = name == "next_sentence_labels"
         got = field.shape[:1] if labels and field.shape[1:] == (1,) else field.shape
-        if got != expected or len(got) != 2 - labels or got[0] != ids[0] or ids[1] > MAX_LENGTH:
+        if got != expected or len(got) != 2 - labels or ids[1] > MAX_LENGTH:
             raise ValueError(f"{path}: expected {name} of shape {expected}, got {field.shape}")
-        if field.is_virtual or field.external:
-            raise ValueError(f"{path}: {name}: expected rows in the file, got those of others")
-        claimed, stored = math.prod(field.shape) * field.dtype.itemsize, field.id.get_storage_size()
+        claimed, stored = math.prod(got) * field.dtype.itemsize, field.id.get_storage_size()
         if claimed > _MOST_COMPRESSED * stored:
-            raise ValueError(
-                f"{path}: {name}: expected at most {_MOST_COMPRESSED} times the {stored} bytes "
-                f"that are stored, got {ids[0]} rows of {claimed} bytes in all"
-            )
+            raise ValueError(f"{path}: {name}: got {ids[0]} rows in {stored} bytes")
     return fields

@@ -1,4 +1,3 @@
-import json
 import sys
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import torch
 from dlrm.language.loader import NO_TOKEN, TextLoader
 from dlrm.language.pretraining import PretrainingDataset
 from dlrm.language.rows import KIND
-from dlrm.manifest import sealed_json, write_manifest
+from dlrm.manifest import write_manifest
 
 h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
 
@@ -129,13 +128,15 @@ def test_rows_are_read_in_any_order_from_any_shard(shards, rows):
 
 
 def test_other_sizes_are_refused(shards):
-    message = r"part_00000.hdf5: expected sequence length 24 \(--max_seq_length\), got 16"
+    message = r"part_00000.hdf5: expected rows of --max_seq_length 24, got 16"
     with pytest.raises(ValueError, match=message):
         PretrainingDataset(shards, max_seq_length=24)
-    with pytest.raises(ValueError, match="expected masked tokens 6 .*, got 4"):
+    with pytest.raises(ValueError, match="expected rows of --max_predictions_per_seq 6, got 4"):
         PretrainingDataset(shards, max_predictions_per_seq=6)
     write_nvidia(shards / "part_00003.hdf5", made_up(3, 32))
-    with pytest.raises(ValueError, match="part_00003.hdf5: expected sequence length 16 .* got 32"):
+    with pytest.raises(
+        ValueError, match="part_00003.hdf5: expected rows of --max_seq_length 16, got 32"
+    ):
         PretrainingDataset(shards, verify_data="never")
 
 
@@ -155,15 +156,6 @@ def test_what_is_wrong_with_a_dataset_is_named(shards):
         PretrainingDataset(shards)
 
 
-@pytest.mark.parametrize("value", [None, "30522", True, 0])
-def test_a_wrong_entry_of_a_manifest_is_named(shards, value):
-    path = shards / "manifest.json"
-    manifest = json.loads(path.read_text()) | {"vocab_size": value}
-    path.write_text(sealed_json(manifest))
-    with pytest.raises(ValueError, match="manifest.json: vocab_size: expected a positive number"):
-        PretrainingDataset(shards)
-
-
 @pytest.mark.parametrize(("column", "value"), [(0, 0), (3, 2)])
 def test_a_row_that_cannot_be_is_named(tmp_path, rows, column, value):
     rows.facts[7, column] = value
@@ -175,7 +167,7 @@ def test_a_token_outside_of_the_vocabulary_is_named(tmp_path, rows):
     parts = [
         TextRows(*(np.minimum(array[a:b], 198) for array in rows)) for a, b in [(0, 4), (4, 11)]
     ]
-    message = r"part_00001.hdf5: row 2: expected tokens in \[0, 199\), got \[199, "
+    message = r"part_00001.hdf5: row 2: expected .*_ids in \[0, 199\), got \[199, "
     for name in ("ids", "masked_ids"):
         wrong = parts[1]._replace(**{name: getattr(parts[1], name).copy()})
         getattr(wrong, name)[2, 0] = 199
@@ -230,13 +222,15 @@ def test_what_is_wrong_with_an_hdf5_file_is_named(tmp_path, rows):
     mask = np.ones(rows.ids.shape, "i1")
     mask[4, 2] = 0
     write_nvidia(path, rows, input_mask=mask)
-    with pytest.raises(ValueError, match="part.hdf5: row 4: expected tokens and then padding"):
+    with pytest.raises(
+        ValueError, match="part.hdf5: row 4: expected input_mask of ones and then zeros"
+    ):
         PretrainingDataset(path)
     write_nvidia(path, rows, next_sentence_labels=np.full(11, -1))
     with pytest.raises(ValueError, match="part.hdf5: row 0: expected .* label"):
         PretrainingDataset(path)
     write_nvidia(path, rows)
-    with pytest.raises(ValueError, match="part.hdf5: expected sequence length 128"):
+    with pytest.raises(ValueError, match="part.hdf5: expected rows of --max_seq_length 128"):
         PretrainingDataset(path, max_seq_length=128)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="part.hdf5: not a whole HDF5 file"):
@@ -255,15 +249,12 @@ def edited(values, row, places, changed):
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("masked_lm_positions", [3, 0, 5, 0], r"positions .* zeros, .*got \[3, 0, 5, 0\]"),
-        ("masked_lm_positions", [5, 3, 5, 0], r"positions .* once, .*got \[5, 3, 5, 0\]"),
-        ("masked_lm_positions", [-1, 0, 0, 0], r"positions .*got \[-1, 0, 0, 0\]"),
-        ("masked_lm_positions", [16, 0, 0, 0], r"positions .*got \[16, 0, 0, 0\]"),
-        ("masked_lm_positions", [1 << 32, 0, 0, 0], r"positions .*got \[4294967296, 0, 0, 0\]"),
-        ("masked_lm_ids", [-1] * 4, r"tokens in .*got \[-1, 0, 0, 0\]"),
-        ("masked_lm_ids", [1 << 32] * 4, r"tokens in .*got \[4294967296, "),
-        ("input_ids", [1 << 32], r"expected tokens .*got \[4294967296, "),
-        ("segment_ids", [0, 1, 0, 1], r"segment_ids .*got \[0, 1, 0, 1"),
+        ("masked_lm_positions", [-1, 0, 0, 0], r"positions in its row, got \[-1, 0, 0, 0\]"),
+        ("masked_lm_positions", [16, 0, 0, 0], r"positions in its row, got \[16, 0, 0, 0\]"),
+        ("masked_lm_positions", [1 << 32, 0, 0, 0], r"positions in its row, got \[4294967296, 0, 0, 0\]"),
+        ("masked_lm_ids", [-1] * 4, r"masked_lm_ids in .*got \[-1, 0, 0, 0\]"),
+        ("masked_lm_ids", [1 << 32] * 4, r"masked_lm_ids in .*got \[4294967296, "),
+        ("input_ids", [1 << 32], r"input_ids in .*got \[4294967296, "),
         ("segment_ids", [0, 2], r"segment_ids .*got \[0, 2"),
         ("segment_ids", [-1], r"segment_ids .*got \[-1"),
     ],
@@ -292,7 +283,7 @@ def test_an_hdf5_field_of_no_integers_is_named(tmp_path, rows, values):
     path = tmp_path / "part.hdf5"
     write_nvidia(path, rows, input_ids=np.full(rows.ids.shape, values))
     with pytest.raises(
-        ValueError, match="part.hdf5: input_ids: expected integers, got (.S4|float64)"
+        ValueError, match="part.hdf5: input_ids: expected integers .*, got (.S4|float64)"
     ):
         PretrainingDataset(path)
 
