@@ -22,7 +22,12 @@ from dlrm.language.loader import TextLoader, TextSource
 from dlrm.language.pairs import SentencePairs, majority_baseline
 from dlrm.language.sources import ReadWhenAsked, made_up, open_sources
 from dlrm.language.squad import AnswerScorer, SquadFeatures
-from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.language.task import (
+    LanguageTask,
+    PreTraining,
+    QuestionAnswering,
+    SequenceClassification,
+)
 from dlrm.tasks.networks import work as networks
 from dlrm.tasks.networks.work import EmptyLoader, NetworkWork, SameBatch
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
@@ -37,8 +42,6 @@ from dlrm.train.trainer import Trainer
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task
 _TEST_WINDOW = 50  # test batches within which rows are sorted by length
 _MOST_ROWS = 1 << 16  # of `--batch_size max`
-
-AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def run(values: Values) -> dict[str, float]:
@@ -197,7 +200,7 @@ def _open(values: Values, pipelines: Pipelines) -> TextWork:
     )
 
 
-def make_task(values: Values, world: World, test: TextSource | None) -> AnyTask:
+def make_task(values: Values, world: World, test: TextSource | None) -> LanguageTask:
     """Returns the task of the flags, with initial weights."""
     config = values.config(BertConfig)
     common: dict[str, Any] = {
@@ -214,7 +217,7 @@ def make_task(values: Values, world: World, test: TextSource | None) -> AnyTask:
     return SequenceClassification(config, **common)
 
 
-def _with_batch_size(values: Values, task: AnyTask, pipelines: Pipelines) -> Values:
+def _with_batch_size(values: Values, task: LanguageTask, pipelines: Pipelines) -> Values:
     """Returns the flags with a number for `--batch_size max`, the largest that fits all devices."""
     if values["batch_size"] != "max":
         return values.replaced({"batch_size": int(values["batch_size"])})

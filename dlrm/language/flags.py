@@ -6,7 +6,7 @@ from itertools import product
 from dlrm.flags import Values
 from dlrm.language.config import BertConfig, VocabularyConfig
 from dlrm.language.recipes import RECIPES, recipe
-from dlrm.settings import architecture_of, check_settings, setting
+from dlrm.settings import architecture_of, setting
 from dlrm.tasks.networks import flags as network_flags
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
@@ -28,89 +28,15 @@ class TextRunConfig:
     )
     phase: int = setting(
         1,
-        "Phase of pre-training: 1, or 2, which continues from --load_checkpoint_path with longer "
-        "rows",
+        "Phase of pre-training; 2 continues from --load_checkpoint_path with longer rows",
+        least=1,
+        most=2,
     )
     recipe: str = setting(
         "google",
         "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
         "runs, as published",
         choices=RECIPES,
-    )
-    dataset: str | None = setting(
-        None,
-        "Pre-training: HDF5 files of dlrm prepare-text, or of NVIDIA's or Habana's programs; "
-        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
-        "dev.tsv (mrpc), or one file",
-        topic="Data",
-        resumable=True,
-    )
-    test_dataset: str | None = setting(
-        None,
-        "Rows to test on, in the forms of --dataset; default: those in --dataset",
-        topic="Data",
-        resumable=True,
-    )
-    unknown_id: int | None = setting(
-        None,
-        "Id of the token that replaces tokens outside --vocab_size; default: such tokens are an "
-        "error",
-        topic="Data",
-    )
-    synthetic_dataset_num_entries: int = setting(
-        10000, "Rows per epoch of random data", topic="Data"
-    )
-    max_seq_length: int | None = setting(
-        None,
-        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
-        "for squad, 128 for mrpc",
-        topic="Data",
-    )
-    max_predictions_per_seq: int | None = setting(
-        None,
-        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
-        topic="Data",
-    )
-    doc_stride: int = setting(
-        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data", least=1
-    )
-    max_query_length: int = setting(
-        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data", least=1
-    )
-    length_window: int | None = setting(
-        None,
-        "Number of batches within which rows are sorted by length, for less padding; 0: no "
-        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
-        topic="Data",
-        least=0,
-    )
-    batch_size: str = setting(
-        "32",
-        "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu",
-        topic="Training",
-    )
-    test_batch_size: int = setting(
-        32, "Sequences per test batch, all processes together", topic="Training", resumable=True
-    )
-    total_steps: int | None = setting(
-        None,
-        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
-        "it earlier",
-        topic="Training",
-        least=1,
-    )
-    layers_per_stage: tuple[int, ...] = setting(
-        (),
-        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
-        topic="Training",
-        resumable=True,
-    )
-    encoder_start_stage: int = setting(
-        0,
-        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
-        "which leaves the embeddings a part of their own",
-        topic="Training",
-        resumable=True,
     )
     init_checkpoint: str | None = setting(
         None,
@@ -119,28 +45,106 @@ class TextRunConfig:
         topic="Checkpoints and files",
         resumable=True,
     )
+
+
+@dataclass(frozen=True)
+class TextDataConfig:
+    """The rows of a run; field names are those of the flags."""
+
+    dataset: str | None = setting(
+        None,
+        "Pre-training: HDF5 files of dlrm prepare-text, or of NVIDIA's or Habana's programs; "
+        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
+        "dev.tsv (mrpc), or one file",
+        resumable=True,
+    )
+    test_dataset: str | None = setting(
+        None,
+        "Rows to test on, in the forms of --dataset; default: those in --dataset",
+        resumable=True,
+    )
+    unknown_id: int | None = setting(
+        None, "Id of the token that replaces tokens outside --vocab_size; default: they are errors"
+    )
+    synthetic_dataset_num_entries: int = setting(10000, "Rows per epoch of random data")
+    max_seq_length: int | None = setting(
+        None,
+        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
+        "for squad, 128 for mrpc",
+    )
+    max_predictions_per_seq: int | None = setting(
+        None,
+        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
+    )
+    doc_stride: int = setting(
+        128, "Tokens between the starts of two windows of a SQuAD passage", least=1
+    )
+    max_query_length: int = setting(
+        64, "Maximum tokens of a SQuAD question; the rest is cut off", least=1
+    )
+    length_window: int | None = setting(
+        None,
+        "Number of batches within which rows are sorted by length, for less padding; 0: no "
+        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
+class TextTrainingConfig:
+    """The steps of a run; field names are those of the flags."""
+
+    batch_size: str = setting(
+        "32", "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu"
+    )
+    test_batch_size: int = setting(
+        32, "Sequences per test batch, all processes together", resumable=True
+    )
+    total_steps: int | None = setting(
+        None,
+        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
+        "it earlier",
+        least=1,
+    )
+    layers_per_stage: tuple[int, ...] = setting(
+        (),
+        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
+        resumable=True,
+        least=1,
+    )
+    encoder_start_stage: int = setting(
+        0,
+        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
+        "which leaves the embeddings a part of their own",
+        resumable=True,
+        least=0,
+        most=1,
+    )
+
+
+@dataclass(frozen=True)
+class LatencyConfig:
+    """The benchmark of inference; field names are those of the flags."""
+
     latency: str = setting(
         "low",
         "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
         "nothing, and the times include reading",
-        topic="Inference benchmark",
         choices=LATENCIES,
         resumable=True,
     )
     batches_per_step: int | None = setting(
-        None,
-        "Batches per pass of the benchmark over random data",
-        topic="Inference benchmark",
-        least=1,
-        resumable=True,
+        None, "Batches per pass of the benchmark over random data", least=1, resumable=True
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 FLAGS = network_flags.network_flags(
-    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
+    ("Run", TextRunConfig),
+    ("Data", TextDataConfig),
+    ("Training", TextTrainingConfig),
+    ("Inference benchmark", LatencyConfig),
+    ("Network", BertConfig),
+    ("Text", VocabularyConfig),
 )
 RESUME_MAY_CHANGE = FLAGS.resumable
 FLAGS.tell_defaults(
@@ -190,8 +194,6 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--mode {values['mode']} needs --task, one of {', '.join(expected)}")
     if values["mode"] == "finetune" and task == "pretrain":
         raise ValueError("--task pretrain is of --mode pretrain, and not of --mode finetune")
-    if phase not in (1, 2):
-        raise ValueError(f"--phase {phase}: expected 1 or 2")
     if phase == 2 and task != "pretrain":
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
     taken = recipe(values["recipe"], task, values["size"], phase)
@@ -210,13 +212,9 @@ def _splits(values: Values) -> tuple[str, ...]:
     total = values.config(BertConfig).shape.num_layers
     if "pipeline_splits" in values.given:
         raise ValueError(f"--layers_per_stage {layers} contradicts --pipeline_splits")
-    if sum(layers) != total or min(layers) < 1:
-        raise ValueError(
-            f"--layers_per_stage {','.join(map(str, layers))}: expected numbers from 1 on that "
-            f"add up to the {total} layers"
-        )
-    if start not in (0, 1):
-        raise ValueError(f"--encoder_start_stage {start}: expected 0 or 1")
+    if sum(layers) != total:
+        given = ",".join(map(str, layers))
+        raise ValueError(f"--layers_per_stage {given}: expected to add up to the {total} layers")
     begins = [sum(layers[:part]) for part in range(len(layers))]
     return tuple(f"layer{begin}" for begin in begins if begin or start)
 

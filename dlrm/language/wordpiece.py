@@ -66,7 +66,6 @@ class Tokenizer:
         vocab_size: number of the model's ids, to be checked; None checks nothing.
 
     Attributes:
-        tokens: the vocabulary; a token's id is its index.
         vocab_size: number of tokens.
         pad_id, cls_id, sep_id, mask_id: ids of `SPECIAL_TOKENS`.
 
@@ -84,12 +83,9 @@ class Tokenizer:
         except ImportError as error:
             raise ValueError(f"WordPiece: {missing_extra(error, 'text')}") from error
         ids = _read_vocabulary(Path(vocab_file), vocab_size)
-        self.tokens, self.vocab_size = tuple(ids), len(ids)
-        special = [ids[token] for token in SPECIAL_TOKENS]
-        self.pad_id, unknown, self.cls_id, self.sep_id, self.mask_id = special
-        words = models.WordPiece(
-            vocab=ids, unk_token=self.tokens[unknown], max_input_chars_per_word=_MOST_CHARS
-        )
+        self.vocab_size, special = len(ids), [ids[token] for token in SPECIAL_TOKENS]
+        self.pad_id, _, self.cls_id, self.sep_id, self.mask_id = special
+        words = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_MOST_CHARS)
         self._tokenizer: Any = Tokenizer(words)
         self._tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case

@@ -251,7 +251,11 @@ def edited(values, row, places, changed):
     [
         ("masked_lm_positions", [-1, 0, 0, 0], r"positions in its row, got \[-1, 0, 0, 0\]"),
         ("masked_lm_positions", [16, 0, 0, 0], r"positions in its row, got \[16, 0, 0, 0\]"),
-        ("masked_lm_positions", [1 << 32, 0, 0, 0], r"positions in its row, got \[4294967296, 0, 0, 0\]"),
+        (
+            "masked_lm_positions",
+            [1 << 32, 0, 0, 0],
+            r"positions in its row, got \[4294967296, 0, 0, 0\]",
+        ),
         ("masked_lm_ids", [-1] * 4, r"masked_lm_ids in .*got \[-1, 0, 0, 0\]"),
         ("masked_lm_ids", [1 << 32] * 4, r"masked_lm_ids in .*got \[4294967296, "),
         ("input_ids", [1 << 32], r"input_ids in .*got \[4294967296, "),
