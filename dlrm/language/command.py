@@ -20,7 +20,7 @@ from dlrm.language import flags as bert_flags
 from dlrm.language.config import SIZES, BertConfig
 from dlrm.language.loader import TextLoader, TextSource
 from dlrm.language.pairs import SentencePairs, majority_baseline
-from dlrm.language.sources import ReadWhenAsked, made_up, open_sources
+from dlrm.language.sources import made_up, open_sources
 from dlrm.language.squad import AnswerScorer, SquadFeatures
 from dlrm.language.task import (
     LanguageTask,
@@ -116,6 +116,7 @@ class TextWork(NetworkWork):
             window=values["length_window"] if train else 0 if is_graph else _TEST_WINDOW,
             cut=not (is_graph or (train and self.pipelines.parts.size > 1)),
             parts=self.division.accumulation if train else 1,
+            prefetch=train or values["latency"] == "low",
             seed=values["seed"],
             world=self.pipelines.replicas,
         )
@@ -229,7 +230,8 @@ def _with_batch_size(values: Values, task: LanguageTask, pipelines: Pipelines) -
 
     def step(rows: int) -> None:
         """Runs the parts of a step that need memory, with a rate of 0, so weights stay the same."""
-        (batch,) = TextLoader(made_up(values, rows), rows, world=task.world, cut=False).batches()
+        here = World(device=task.world.device)
+        (batch,) = TextLoader(made_up(values, rows), rows, world=here, cut=False).batches()
         if values["mode"] in bert_flags.TRAINING:
             optimizers = task.optimizers(values.config(NetworkOptimizerConfig))
             task.loss(batch).backward()
@@ -296,8 +298,6 @@ def _benchmark_inference(run: Run) -> dict[str, float]:
     run.load_weights(Parameters(work.task.model))
     loader = work.loader(work.test, values["batch_size"] * world.size, train=False)
     unread = values["latency"] == "minimum"
-    if unread and isinstance(loader, TextLoader):
-        loader = ReadWhenAsked(loader, world.device)
     return networks.time_inference(run, loader, "sequences", with_reading=unread)
 
 

@@ -1,6 +1,6 @@
 """Token sequences for language models: batches, and the loader that trims their padding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -122,6 +122,7 @@ class TextLoader(RowLoader[TextBatch]):
         parts: number of micro-batches that a process's rows will be split into. If batches are
             trimmed, these rows are sorted by length, so that each micro-batch is trimmed to its own
             longest row.
+        prefetch: whether to prefetch batches; otherwise each is read on request.
         order: see `RowLoader`, also for errors.
     """
 
@@ -133,10 +134,20 @@ class TextLoader(RowLoader[TextBatch]):
         window: int = 0,
         cut: bool = True,
         parts: int = 1,
+        prefetch: bool = True,
         **order: Any,
     ) -> None:
         super().__init__(source.num_samples, batch_size, **order)
         self.source, self._window, self._cut, self._parts = source, window, cut, parts
+        self._prefetch = prefetch
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[TextBatch, None, None]:
+        """Yields the batches of an epoch from index `start` on."""
+        if self._prefetch:
+            return super().batches(epoch, start)
+        read, device = self.epoch(epoch), self._world.device
+        indices = range(start, len(self))
+        return (read.batch(i).map(lambda tensor: tensor.to(device)) for i in indices)
 
     def epoch(self, epoch: int) -> "Readable[TextBatch]":
         """Returns the batches of an epoch, to be read in any order."""

@@ -1,6 +1,6 @@
 """The rows of text that BERT trains and is tested on: those of files, and random ones."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 
 from dlrm.flags import Values
 from dlrm.language.flags import TRAINING
-from dlrm.language.loader import NO_TOKEN, TextBatch, TextLoader, TextSource
+from dlrm.language.loader import NO_TOKEN, TextBatch, TextSource
 from dlrm.language.pairs import SentencePairs
 from dlrm.language.pretraining import PretrainingDataset, known_vocab_size
 from dlrm.language.squad import SquadFeatures, read_squad
@@ -163,20 +163,3 @@ class GeneratedText:
         made = torch.from_numpy(rows % len(self._batch.ids))
         numbers = torch.from_numpy(np.asarray(rows, np.int64))
         return self._batch.map(lambda tensor: tensor[made])._replace(indices=numbers)
-
-
-class ReadWhenAsked:
-    """A loader that reads each batch on request, and prefetches none."""
-
-    def __init__(self, loader: TextLoader, device: str):
-        self._loader, self._device = loader, device
-        self.num_samples = loader.num_samples
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Generator[TextBatch, None, None]:
-        """Yields the batches of an epoch from index `start` on."""
-        read = self._loader.epoch(epoch)
-        for index in range(start, len(self)):
-            yield read.batch(index).map(lambda tensor: tensor.to(self._device))

@@ -23,25 +23,19 @@ _NUM_BEST = 20  # starts and ends of a window that are paired
 _MAX_ANSWER_LENGTH = 30  # tokens
 
 
-class Answer(NamedTuple):
-    """A text of a context, and the index of its first character there."""
-
-    text: str
-    start: int
-
-
 class Question(NamedTuple):
     """A question, its paragraph, and the answers that people gave.
 
     Attributes:
         context: the paragraph; questions about the same one share the string.
+        answers: texts of the context, with the index of their first character there.
         place: its location in the file and its id, for errors.
     """
 
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...]
+    answers: tuple[tuple[str, int], ...]
     place: str = ""
 
 
@@ -76,7 +70,7 @@ def _questions(content: Any, path: str) -> Iterator[Question]:
                 id, asked = (_field(entry, name, str, here) for name in ("id", "question"))
                 here += f" ({brief(id)})"
                 answers = [
-                    Answer(_field(one, "text", str, here), _field(one, "answer_start", int, here))
+                    (_field(one, "text", str, here), _field(one, "answer_start", int, here))
                     for one in _field(entry, "answers", list, here)
                 ]
                 if not answers:
@@ -302,7 +296,7 @@ def exact_match_and_f1(
     for question in questions:
         if question.id in answers:
             words = _words(answers[question.id])
-            gold = [_words(answer.text) for answer in question.answers]
+            gold = [_words(text) for text, _ in question.answers]
             exact += max(words == right for right in gold)
             f1 += max(_f1(words, right) for right in gold)
     return {"exact_match": 100 * exact / len(questions), "f1": 100 * f1 / len(questions)}

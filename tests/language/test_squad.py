@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dlrm.language.squad import (
-    Answer,
     Question,
     SquadFeatures,
     exact_match_and_f1,
@@ -31,7 +30,7 @@ def tokenizer(tmp_path_factory):
 def question(context, answer=None, asked="q", id="id", start=None):
     answer = answer or context.split()[0]
     start = context.index(answer) if start is None else start
-    return Question(id, asked, context, (Answer(answer, start),), "file.json: article 0 (id)")
+    return Question(id, asked, context, ((answer, start),), "file.json: article 0 (id)")
 
 
 def text_of(tokenizer, ids):
@@ -239,7 +238,7 @@ def write(path, value):
 
 def test_files_are_read(tmp_path):
     place = f"{tmp_path / 'd.json'}: article 0, paragraph 0, question 0 ('1')"
-    expected = [Question("1", "q", "a b", (Answer("a", 0),), place)]
+    expected = [Question("1", "q", "a b", (("a", 0),), place)]
     assert read_squad(write(tmp_path / "d.json", content())) == expected
 
 
@@ -312,7 +311,7 @@ def test_metrics_are_those_of_the_definition(cases):
     questions, answers, exact, f1 = [], {}, [], []
     for number, (predicted, gold) in enumerate(cases):
         texts = [" ".join(words) for words in gold]
-        questions.append(Question(str(number), "", "", tuple(Answer(t, 0) for t in texts)))
+        questions.append(Question(str(number), "", "", tuple((t, 0) for t in texts)))
         answers[str(number)] = "  ".join(predicted)
         scores = [scores_by_definition(answers[str(number)], text) for text in texts]
         exact.append(max(score[0] for score in scores))
@@ -343,6 +342,6 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
             scores = exact_match_and_f1([asked], answers)
             count += 1
             if scores != {"exact_match": 100, "f1": 100}:
-                missed.append((asked.answers[0].text, answers[asked.id]))
+                missed.append((asked.answers[0][0], answers[asked.id]))
     assert count == 1089
     assert missed == [("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700")]
