@@ -81,23 +81,29 @@ class PretrainingDataset:
         self.num_samples = sum(rows for rows, *_ in shapes)
         if not self.num_samples:
             raise ValueError(f"{files[0]}: expected at least one row, got none")
-        blocks = [block for file in files for block in _read(file, partial(self._rows_of, file))]
-        fields = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-        lengths, self._ids, self._segments, self._positions, self._masked, self._labels = fields
-        self.lengths: np.ndarray = lengths
-        self.num_masked: np.ndarray | None = np.count_nonzero(self._positions, axis=1)
-
-    def _rows_of(self, path: Path, fields: dict[str, Any]) -> list[tuple[np.ndarray, ...]]:
-        """Returns lengths, ids, segments, masked positions and ids, and labels, in blocks."""
-        starts = range(0, len(fields["input_ids"]), _BLOCK)
-        return [
-            self._checked(
-                path,
-                start,
-                *(np.asarray(f[start : start + _BLOCK], np.int64) for f in fields.values()),
-            )
-            for start in starts
+        words = np.uint16 if self._words <= 1 << 16 else np.int32
+        length, predictions = (self.length,), (self.max_predictions,)
+        kinds: Any = [
+            *(("lengths", "i4"), ("ids", words, length), ("segments", "i1", length)),
+            *(("positions", "u2", predictions), ("masked", words, predictions), ("labels", "i8")),
         ]
+        self._rows, place = np.empty(self.num_samples, kinds), 0
+        for file, (rows, *_) in zip(files, shapes, strict=True):
+            _read(file, partial(self._load, file, self._rows[place : place + rows]))
+            place += rows
+        self.lengths = self._rows["lengths"].astype(np.int64)
+        self.num_masked: np.ndarray | None = np.count_nonzero(self._rows["positions"], axis=1)
+
+    def _load(self, path: Path, rows: np.ndarray, fields: dict[str, Any]) -> None:
+        """Fills rows with those of a file."""
+        assert rows.dtype.names
+        for start in range(0, len(rows), _BLOCK):
+            block = (
+                np.asarray(field[start : start + _BLOCK], np.int64) for field in fields.values()
+            )
+            read = self._checked(path, start, *block)
+            for name, values in zip(rows.dtype.names, read, strict=True):
+                rows[name][start : start + _BLOCK] = values
 
     def _checked(
         self,
@@ -136,22 +142,20 @@ class PretrainingDataset:
                 row = int(wrong.any(axis=1).argmax())
                 got = f"expected {expected}, got {shown[row].tolist()}"
                 raise ValueError(f"{path}: row {start + row}: {got}")
-        narrow = np.uint16 if size <= 1 << 16 else np.int32
-        arrays = (ids, segments, positions, masked, labels[:, 0])
-        kinds = (narrow, np.int8, np.uint16, narrow, np.int64)
-        return lengths, *(a.astype(kind) for a, kind in zip(arrays, kinds, strict=True))
+        return lengths, ids, segments, positions, masked, labels[:, 0]
 
     def read(self, rows: np.ndarray) -> TextBatch:
         """Returns rows; see `TextSource.read`."""
-        positions = self._positions[rows].astype(np.int32)
+        taken = self._rows[rows]
+        positions = taken["positions"].astype(np.int32)
         return TextBatch.of(
             rows,
-            self._ids[rows].astype(np.int32),
-            self._segments[rows],
-            self.lengths[rows].astype(np.int32),
-            labels=self._labels[rows],
+            taken["ids"].astype(np.int32),
+            taken["segments"].copy(),
+            taken["lengths"].copy(),
+            labels=taken["labels"].copy(),
             masked_positions=positions,
-            masked_ids=np.where(positions == 0, NO_TOKEN, self._masked[rows].astype(np.int32)),
+            masked_ids=np.where(positions == 0, NO_TOKEN, taken["masked"].astype(np.int32)),
         )
 
 
