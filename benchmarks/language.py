@@ -26,11 +26,11 @@ from train import StepLog
 from vision import declared_operators
 
 from dlrm.language.bert import BertConfig
-from dlrm.language.data.generated import GeneratedText
-from dlrm.language.data.loader import TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs
-from dlrm.language.data.wordpiece import load_tokenizer
+from dlrm.language.loader import TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs
+from dlrm.language.sources import GeneratedText
 from dlrm.language.task import SequenceClassification
+from dlrm.language.wordpiece import Tokenizer
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.precision import LossScaler
@@ -127,7 +127,7 @@ def compare(dtype: str, source: TextSource, batch_size: int, rounds: int, steps:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data_dir", help="MRPC; default: sequences of random length")
+    parser.add_argument("--data_dir", help="MRPC; default: random sequences")
     parser.add_argument("--vocab_file", help="WordPiece vocabulary, for --data_dir")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="of a round, of padded batches")
@@ -140,11 +140,11 @@ def main() -> None:
     length, batch_size = options.max_seq_length, options.batch_size
     source: TextSource
     if options.data_dir:
-        tokenizer = load_tokenizer(options.vocab_file)
+        tokenizer = Tokenizer(options.vocab_file)
         source = SentencePairs(Path(options.data_dir) / "train.tsv", tokenizer, length)
     else:
         rows = batch_size * max(WINDOW, options.steps)
-        source = GeneratedText("pairs", rows, length=length, lengths="random")
+        source = GeneratedText("mrpc", rows, length=length)
     print(
         f"BERT-base, pairs of {source.lengths.mean():.0f} tokens, padded to {length}, batch "
         f"{batch_size}, {torch.get_num_threads()} threads"

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from dlrm.language.bert import BertConfig
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
+from dlrm.language.loader import NO_TOKEN, TextBatch
 
 LENGTH, WORDS, PREDICTIONS = 24, 50, 4
 SMALL = {
@@ -37,7 +37,7 @@ class Rows:
         self._positions = np.where(used, positions, 0).astype(np.int32)
         self._masked = np.where(used, masked, NO_TOKEN).astype(np.int32)
         self._labels = random.integers(0, 2, num_samples)
-        first = random.integers(0, 8, num_samples)
+        first = random.integers(0, 6, num_samples)
         self._spans = np.stack([first, first + random.integers(0, 3, num_samples)], axis=1)
 
     def read(self, rows: np.ndarray) -> TextBatch:

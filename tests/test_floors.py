@@ -15,8 +15,7 @@ TORCH_FREE = """
     data.clicks.writer data.layout data.names data.sources data.transform data.verification
     data.workers
     deployment.client deployment.deployer deployment.export deployment.server
-    language.config language.data.config language.data.wordpiece language.flags
-    language.pretraining.report
+    language.config language.flags language.prepare_text language.wordpiece
     metrics.auc metrics.judged metrics.latency metrics.ranked
     metrics.table model.config preproc
     scripts.common.scoring scripts.convert scripts.dist_main
@@ -45,7 +44,6 @@ def test_only_scripts_read_the_environment(root):
     own = {  # the launcher's variables, those set for torch, and those of terminals
         *(root / "dlrm" / f"{name}.py" for name in ("command_line", "environment", "variables")),
         root / "dlrm" / "distributed" / "world.py",
-        root / "dlrm" / "language" / "pretraining" / "command.py",
         *(root / "dlrm" / "tasks" / f"{name}.py" for name in ("ending", "start")),
     }
     wrong, seen = [], 0

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
+from dlrm.language.loader import NO_TOKEN, TextBatch
 
 
 class Numbered:

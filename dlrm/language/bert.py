@@ -4,38 +4,56 @@ Parameters have the names of Hugging Face's models, so that public checkpoints l
 masked tokens shares the table of words, and has no name of its own.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.language.config import SIZES as SIZES, BertConfig
+from dlrm.language.config import BertConfig
 from dlrm.model.layers.initialize import materialize
 
 _NUM_SEGMENTS = 2
 _INITIAL_DEVIATION = 0.02
 
 
-class BertForPreTraining(nn.Module):
-    """Predicts masked tokens, and whether the second segment follows the first.
+class _Bert(nn.Module):
+    """An encoder and a head, which a subclass makes.
 
     Args:
         seed: seed of the initial weights, normal with deviation 0.02.
     """
 
+    head: str  # name of its weights
+    is_pooled = True
+
     def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
         super().__init__()
-        device = torch.get_default_device()
+        device, width = torch.get_default_device(), config.shape.hidden_size
         with torch.device("meta"):
-            self.bert = _Bert(config, pooler=True)
-            self.cls = _PreTrainingHead(config)
+            layers = nn.ModuleList(_Layer(config) for _ in range(config.shape.num_layers))
+            encoder = nn.ModuleDict({"layer": layers})
+            self.bert = nn.ModuleDict({"embeddings": _Embeddings(config), "encoder": encoder})
+            if self.is_pooled:
+                self.bert["pooler"] = _Pooler(width)
+            self.add_module(self.head, self._make_head(config))
         materialize(self, device, seed, _draw_weight)
 
+    @staticmethod
+    def _make_head(config: BertConfig) -> nn.Module:
+        return _Linear(config.shape.hidden_size, 2)
+
     def stages(self) -> dict[str, nn.Module]:
-        """Returns name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
-        return self.bert.stages() | {"head": self.cls}
+        """Returns name -> module: `embeddings`, `layer0` and so on, maybe `pooler`, `head`."""
+        layers = self.bert["encoder"].get_submodule("layer").children()
+        stages = {"embeddings": self.bert["embeddings"]}
+        stages |= {f"layer{number}": layer for number, layer in enumerate(layers)}
+        if self.is_pooled:
+            stages["pooler"] = self.bert["pooler"]
+        return stages | {"head": self.get_submodule(self.head)}
 
     def run(
         self,
@@ -44,111 +62,72 @@ class BertForPreTraining(nn.Module):
         ids: Tensor,
         segments: Tensor,
         lengths: Tensor | None,
-        masked_positions: Tensor,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Returns the output of consecutive stages; `pooler` and `head` only together.
+    ) -> Any:
+        """Returns the output of consecutive stages.
 
         Args:
             hidden: the output of the previous stage; None if there is none.
-            ids, segments, lengths, masked_positions: arguments of `forward`.
-        """
-        encoder = {name: stage for name, stage in stages.items() if name not in ("pooler", "head")}
-        hidden = self.bert.run(encoder, hidden, ids, segments, lengths)
-        if "head" not in stages:
-            return hidden
-        words = self.bert.embeddings.word_embeddings.weight
-        return self.cls(hidden, self.bert.pooler(hidden), masked_positions, words)
-
-    def forward(
-        self, ids: Tensor, segments: Tensor, lengths: Tensor | None, masked_positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns logits of the masked tokens, `[rows, predictions, words]`, and of the pair.
-
-        Args:
             ids: tokens, `[rows, length]`; like all arguments, of any integer dtype.
             segments: segment of each token, 0 or 1, `[rows, length]`.
             lengths: tokens of each row without padding, `[rows]`; None is all.
-            masked_positions: positions of the tokens to predict, `[rows, predictions]`.
 
         Raises:
             ValueError: the sequences are too long for the encoder.
         """
-        outputs = self.run(self.stages(), None, ids, segments, lengths, masked_positions)
-        assert isinstance(outputs, tuple)
-        return outputs
+        mask = None
+        if lengths is not None:
+            positions = torch.arange(ids.shape[1], device=ids.device)
+            mask = (positions < lengths[:, None])[:, None, None, :]
+        for stage in stages.values():
+            if hidden is None:
+                hidden = stage(ids, segments)
+            else:
+                hidden = stage(hidden, mask) if isinstance(stage, _Layer) else stage(hidden)
+        return hidden
+
+    def forward(self, *inputs: Tensor | None) -> Any:
+        """Returns the logits that the subclass describes, given the inputs of `run`."""
+        return self.run(self.stages(), None, *inputs)  # type: ignore[arg-type]
 
 
-class _OneHead(nn.Module):
-    """An encoder whose stages each take the output of the one before."""
+class BertForPreTraining(_Bert):
+    """Predicts masked tokens, and whether the second segment follows the first.
 
-    bert: "_Bert"
-
-    def stages(self) -> dict[str, nn.Module]:
-        raise NotImplementedError
-
-    def run(
-        self,
-        stages: Mapping[str, nn.Module],
-        hidden: Tensor | None,
-        ids: Tensor,
-        segments: Tensor,
-        lengths: Tensor | None,
-    ) -> Tensor:
-        """Returns the output of consecutive stages.
-
-        Arguments are those of `BertForPreTraining.run`.
-        """
-        return self.bert.run(stages, hidden, ids, segments, lengths)
-
-    def forward(self, ids: Tensor, segments: Tensor, lengths: Tensor | None) -> Tensor:
-        """Returns the logits that the subclass describes.
-
-        Arguments and errors are those of `BertForPreTraining`.
-        """
-        return self.run(self.stages(), None, ids, segments, lengths)
-
-
-class BertForQuestionAnswering(_OneHead):
-    """Predicts the start and end of an answer, as logits `[rows, length, 2]`; without a pooler."""
-
-    def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
-        super().__init__()
-        device = torch.get_default_device()
-        with torch.device("meta"):
-            self.bert = _Bert(config, pooler=False)
-            self.qa_outputs = _Linear(config.shape.hidden_size, 2)
-        materialize(self, device, seed, _draw_weight)
-
-    def stages(self) -> dict[str, nn.Module]:
-        """Returns name -> module: `embeddings`, `layer0` and so on, `head`."""
-        return self.bert.stages() | {"head": self.qa_outputs}
-
-
-class BertForSequenceClassification(_OneHead):
-    """Classifies sequences, or pairs of them; returns logits `[rows, num_labels]`.
-
-    Raises:
-        ValueError: `num_labels` is below 1.
+    It returns logits of the masked tokens, `[rows, predictions, words]`, and of the pair, `[rows,
+    2]`. Its last input is the positions of the tokens to predict, `[rows, predictions]`.
     """
 
-    def __init__(
-        self, config: BertConfig = BertConfig(), num_labels: int = 2, seed: int = 0
-    ) -> None:
-        super().__init__()
-        if num_labels < 1:
-            raise ValueError(f"--num_labels {num_labels}: expected 1 or more")
-        device = torch.get_default_device()
-        with torch.device("meta"):
-            self.bert = _Bert(config, pooler=True)
-            self.dropout = _Dropout(config.hidden_dropout)
-            self.classifier = _Linear(config.shape.hidden_size, num_labels)
-        materialize(self, device, seed, _draw_weight)
-        # Kept in a tuple, so that its layers are not named a second time in the state.
-        self._head = (nn.Sequential(self.dropout, self.classifier),)
+    head = "cls"
 
-    def stages(self) -> dict[str, nn.Module]:
-        """Returns name -> module: `embeddings`, `layer0` and so on, `pooler`, `head`."""
-        return self.bert.stages() | {"head": self._head[0]}
+    @staticmethod
+    def _make_head(config: BertConfig) -> nn.Module:
+        return _PreTrainingHead(config)
+
+    def run(self, stages: Mapping[str, nn.Module], hidden: Tensor | None, *inputs: Any) -> Any:
+        """Returns the output of consecutive stages; `pooler` and `head` only together."""
+        *tokens, masked_positions = inputs
+        encoder = {name: stage for name, stage in stages.items() if name not in ("pooler", "head")}
+        hidden = super().run(encoder, hidden, *tokens)
+        if "head" not in stages:
+            return hidden
+        words = self.get_parameter("bert.embeddings.word_embeddings.weight")
+        return stages["head"](hidden, stages["pooler"](hidden), masked_positions, words)
+
+
+class BertForQuestionAnswering(_Bert):
+    """Predicts the start and end of an answer, as logits `[rows, length, 2]`; without a pooler."""
+
+    head, is_pooled = "qa_outputs", False
+
+
+class BertForSequenceClassification(_Bert):
+    """Classifies pairs of sequences; returns logits `[rows, 2]`."""
+
+    head = "classifier"
+
+    @staticmethod
+    def _make_head(config: BertConfig) -> nn.Module:
+        return _Classifier(config)
 
 
 def _draw_weight(module: nn.Module, values: Tensor, random: torch.Generator) -> None:
@@ -165,42 +144,13 @@ class _Dropout(nn.Dropout):
         return ops.dropout(values, self.p) if self.training else values
 
 
-class _Bert(nn.Module):
-    """Embeddings, encoder and pooler, whose stages a network with a head runs."""
+class _Classifier(_Linear):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config.shape.hidden_size, 2)
+        self.dropout = _Dropout(config.hidden_dropout)
 
-    def __init__(self, config: BertConfig, pooler: bool) -> None:
-        super().__init__()
-        self.embeddings = _Embeddings(config)
-        self.encoder = nn.ModuleDict(
-            {"layer": nn.ModuleList(_Layer(config) for _ in range(config.shape.num_layers))}
-        )
-        if pooler:
-            self.pooler = _Pooler(config.shape.hidden_size)
-
-    def stages(self) -> dict[str, nn.Module]:
-        stages: dict[str, nn.Module] = {"embeddings": self.embeddings}
-        stages |= {f"layer{i}": layer for i, layer in enumerate(self.encoder["layer"].children())}
-        return stages | ({"pooler": self.pooler} if hasattr(self, "pooler") else {})
-
-    def run(
-        self,
-        stages: Mapping[str, nn.Module],
-        hidden: Tensor | None,
-        ids: Tensor,
-        segments: Tensor,
-        lengths: Tensor | None,
-    ) -> Tensor:
-        mask = None
-        if lengths is not None:
-            positions = torch.arange(ids.shape[1], device=ids.device)
-            mask = (positions < lengths[:, None])[:, None, None, :]
-        for stage in stages.values():
-            if hidden is None:
-                hidden = self.embeddings(ids, segments)
-            else:
-                hidden = stage(hidden, mask) if isinstance(stage, _Layer) else stage(hidden)
-        assert hidden is not None, "no stages"
-        return hidden
+    def forward(self, pooled: Tensor) -> Tensor:
+        return super().forward(self.dropout(pooled))
 
 
 class _Embeddings(nn.Module):
@@ -300,10 +250,19 @@ class _Pooler(nn.Module):
 
 
 class _PreTrainingHead(nn.Module):
+    """Logits of all words for masked tokens, and of whether B follows A for pooled vectors."""
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.predictions = _Predictions(config)
-        self.seq_relationship = _Linear(config.shape.hidden_size, 2)
+        width = config.shape.hidden_size
+        dense = _Linear(width, width, config.attention_bias)
+        norm = nn.LayerNorm(width, config.norm_eps)
+        self.predictions = nn.Module()
+        self.predictions.transform = nn.Sequential(
+            OrderedDict(dense=dense, gelu=nn.GELU(), LayerNorm=norm)
+        )
+        self.predictions.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.seq_relationship = _Linear(width, 2)
 
     def forward(
         self, hidden: Tensor, pooled: Tensor, masked_positions: Tensor, words: Tensor
@@ -312,24 +271,6 @@ class _PreTrainingHead(nn.Module):
         first = torch.arange(0, rows * length, length, device=hidden.device)
         places = (masked_positions + first[:, None]).flatten()
         masked = hidden.flatten(0, 1).index_select(0, places)
-        logits = self.predictions(masked, words)
+        predictions: Any = self.predictions
+        logits = ops.linear(predictions.transform(masked), words, predictions.bias)
         return logits.unflatten(0, masked_positions.shape), self.seq_relationship(pooled)
-
-
-class _Predictions(nn.Module):
-    """Logits of all words for vectors of masked tokens, `[tokens, hidden]`."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        width = config.shape.hidden_size
-        self.bias = nn.Parameter(torch.empty(config.vocab_size))
-        self.transform = nn.ModuleDict(
-            {
-                "dense": _Linear(width, width, config.attention_bias),
-                "LayerNorm": nn.LayerNorm(width, config.norm_eps),
-            }
-        )
-
-    def forward(self, masked: Tensor, words: Tensor) -> Tensor:
-        transformed = self.transform["LayerNorm"](F.gelu(self.transform["dense"](masked)))
-        return ops.linear(transformed, words, self.bias)

@@ -3,8 +3,9 @@
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
+import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,37 +14,34 @@ import numpy as np
 import torch
 
 from dlrm.distributed import Pipelines, World, gather
-from dlrm.files import MANIFEST
+from dlrm.files import write_atomically
 from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
-from dlrm.language.bert import SIZES, BertConfig
-from dlrm.language.data.loader import TextLoader, TextSource
-from dlrm.language.data.pairs import SentencePairs, majority_baseline
-from dlrm.language.data.squad import (
-    SquadFeatures,
-    exact_match_and_f1,
-    predict_answers,
-    write_predictions,
+from dlrm.language.config import SIZES, BertConfig
+from dlrm.language.loader import TextLoader, TextSource
+from dlrm.language.pairs import SentencePairs, majority_baseline
+from dlrm.language.sources import made_up, open_sources
+from dlrm.language.squad import AnswerScorer, SquadFeatures
+from dlrm.language.task import (
+    LanguageTask,
+    PreTraining,
+    QuestionAnswering,
+    SequenceClassification,
 )
-from dlrm.language.largest_batch import largest_batch
-from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
-from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.tasks.networks import flags as network_flags, work as networks
-from dlrm.tasks.networks.checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.tasks.networks.work import EmptyLoader, NetworkWork
+from dlrm.tasks.networks import work as networks
+from dlrm.tasks.networks.work import EmptyLoader, NetworkWork, SameBatch
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
-from dlrm.train.log import Loader, RunLog, Watched
+from dlrm.train.log import Loader, Watched
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task
 _TEST_WINDOW = 50  # test batches within which rows are sorted by length
-
-AnyTask = PreTraining | QuestionAnswering | SequenceClassification
+_MOST_ROWS = 1 << 16  # of `--batch_size max`
 
 
 def run(values: Values) -> dict[str, float]:
@@ -57,13 +55,11 @@ class TextWork(NetworkWork):
 
     Attributes:
         train, test: rows; None if there are none.
-        scorer: scorer of answers to questions.
         initial: names of weights that `--init_checkpoint` lacks.
     """
 
     train: TextSource | None = None
     test: TextSource | None = None
-    scorer: "AnswerScorer | None" = None
     initial: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -80,7 +76,7 @@ class TextWork(NetworkWork):
                     f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
                     f"{source.length} at most"
                 )
-        if isinstance(self.test, SentencePairs) and self.test.labels is not None:
+        if isinstance(self.test, SentencePairs):
             majority = majority_baseline(self.test.labels)
             yield (
                 f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
@@ -94,39 +90,33 @@ class TextWork(NetworkWork):
         if values["init_checkpoint"]:
             lacking = f", but for {', '.join(self.initial)}" if self.initial else ""
             yield f"weights from {values['init_checkpoint']}{lacking}"
-        elif self.checkpoint is None and values["mode"] == "inference_benchmark":
-            yield "note: no --load_checkpoint_path, so these are the initial weights"
-        elif values["resume"]:
-            return  # another line reports the checkpoint
-        elif self.checkpoint is None and values["mode"] == "finetune":
-            yield "note: no --init_checkpoint, so the training begins with initial weights"
-        elif self.checkpoint is None and values["phase"] == 2:
-            yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
+        elif self.checkpoint is None and not values["resume"]:
+            if values["mode"] == "inference_benchmark":
+                yield "note: no --load_checkpoint_path, so these are the initial weights"
+            elif values["mode"] == "finetune":
+                yield "note: no --init_checkpoint, so the training begins with initial weights"
+            elif values["phase"] == 2:
+                yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
 
     def loaders(self) -> tuple[Loader, Loader]:
         assert self.train is not None
         train = self.loader(self.train, self.division.global_batch, train=True)
-        return train, self.test_loader()
-
-    def test_loader(self) -> Loader:
-        """Returns the batches of the test rows, if there are some."""
         if self.test is None:
-            return EmptyLoader()
-        return self.loader(self.test, self.values["test_batch_size"], train=False)
+            return train, EmptyLoader()
+        return train, self.loader(self.test, self.values["test_batch_size"], train=False)
 
     def loader(self, source: TextSource, batch_size: int, train: bool) -> Any:
         """Returns batches; training leaves out a short last one, and graphs have fixed shapes."""
         values, is_graph = self.values, self.values["execution"] == "graph"
-        window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
-        of_one_shape = is_graph or (train and self.pipelines.parts.size > 1)
         loader = TextLoader(
             source,
             batch_size,
             shuffle=train,
             drop_last=train,
-            window=window,
-            cut=not of_one_shape,
+            window=values["length_window"] if train else 0 if is_graph else _TEST_WINDOW,
+            cut=not (is_graph or (train and self.pipelines.parts.size > 1)),
             parts=self.division.accumulation if train else 1,
+            prefetch=train or values["latency"] == "low",
             seed=values["seed"],
             world=self.pipelines.replicas,
         )
@@ -146,10 +136,16 @@ class TextWork(NetworkWork):
         return replace(config, epochs=epochs, max_steps=stop)
 
     def begin(self, run: Run, trainer: Trainer, train: Loader) -> None:
-        if self.values["phase"] == 2 and self.checkpoint:
-            _begin_phase_2(trainer, self.checkpoint, self.values["seed"], run.log)
-        else:
-            super().begin(run, trainer, train)
+        """Phase 2 takes weights and moments of phase 1; steps and random numbers start anew."""
+        if self.values["phase"] == 1 or not self.checkpoint:
+            return super().begin(run, trainer, train)
+        self.checkpoint.load(trainer.parameters, trainer.world, resume=True)
+        torch.manual_seed(self.values["seed"] + trainer.world.rank)
+        for weight, optimizer in trainer.parameters.optimizer_of():
+            if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):
+                step.zero_()
+        text = f"phase 2: weights and moments from {self.checkpoint}; steps and rates begin anew"
+        return run.log.line(text)
 
     def ready(self, run: Run, trainer: Trainer, train: Loader) -> None:
         own, steps = trainer.config.num_steps(len(train)), len(train)
@@ -159,81 +155,53 @@ class TextWork(NetworkWork):
 
 
 def _open(values: Values, pipelines: Pipelines) -> TextWork:
-    checkpoint = _checkpoint(values)
-    known = checkpoint or _own_checkpoint(values["init_checkpoint"])
-    known = resumed_checkpoint(values) or known
+    path, initial_path = values["load_checkpoint_path"], values["init_checkpoint"]
+    checkpoint = Checkpoint.open(path) if path else None
+    own = Checkpoint.open(initial_path) if initial_path and Path(initial_path).is_dir() else None
+    known = resumed_checkpoint(values) or checkpoint or own
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
-    values = with_saved_flags(values, known, names)
-    values, by_recipe = bert_flags.resolved(values)
+    values, by_recipe = bert_flags.resolved(with_saved_flags(values, known, names))
     values = with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
-    world, replicas = pipelines.world, pipelines.replicas
-    _check_task_of(checkpoint, values["task"])
-    vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
-    sources = open_sources(values, vocab_is_fixed)
-    values = sources.values
-    scorer = AnswerScorer(sources.test) if isinstance(sources.test, SquadFeatures) else None
-    task = make_task(values, replicas, scorer)
-    initial = _load_initial(task, values) if values["init_checkpoint"] else []
-    if values["batch_size"] == "max" and pipelines.parts.size > 1:
+    saved = checkpoint.config["flags"].get("task") if checkpoint else values["task"]
+    if saved != values["task"]:
         raise ValueError(
-            "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
-            f"among {pipelines.parts.size} processes: expected a number"
+            f"{checkpoint}: of --task {saved}, and not {values['task']}; --init_checkpoint takes "
+            "from it what both networks have"
         )
-    values = _with_batch_size(values, task, world)
+    vocab_is_fixed = known is not None or "vocab_size" in {*values.given, *by_recipe}
+    train, test, values = open_sources(values, vocab_is_fixed)
+    task = make_task(values, pipelines.replicas, test)
+    lacking: list[str] = []
+    if initial_path:
+        file = str(own.path / "dense.safetensors") if own else initial_path
+        lacking = load_bert_weights(task.model, file, HEADS)
+    if lacking and values["mode"] == "evaluate":
+        raise ValueError(
+            f"{initial_path}: expected all weights of --task {values['task']}, lacks {lacking}"
+        )
+    values = _with_batch_size(values, task, pipelines)
     if values["batches_per_step"] and values["data"] != "dataset":
-        rows = values["batches_per_step"] * values["batch_size"] * replicas.size
-        values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
-        sources = open_sources(values, vocab_is_fixed)
-    division = network_flags.divide_batch(values, replicas.size)
-    networks.divide(task, values, pipelines, division)
-    return TextWork(
-        values=values,
-        world=world,
-        pipelines=pipelines,
-        task=task,
-        trains=values["mode"] in bert_flags.TRAINING,
+        rows = values["batches_per_step"] * values["batch_size"] * pipelines.replicas.size
+        values = values.replaced({"synthetic_dataset_num_entries": rows})
+        test = made_up(values, rows)
+    return TextWork.divided(
+        bert_flags.FLAGS,
+        values,
+        pipelines,
+        task,
+        bert_flags.TRAINING,
         checkpoint=checkpoint,
-        dataset=_fingerprint(values, sources.train),
-        may_change=bert_flags.RESUME_MAY_CHANGE,
-        division=division,
-        train=sources.train,
-        test=sources.test,
-        scorer=scorer,
-        initial=initial,
+        dataset=_fingerprint(values, train),
+        train=train,
+        test=test,
+        initial=lacking,
     )
 
 
-def _checkpoint(values: Values) -> Checkpoint | None:
-    path = values["load_checkpoint_path"]
-    if path is None or values["mode"] != "evaluate" or _is_one(path):
-        return Checkpoint.open(path) if path else None
-    return Checkpoint(checkpoints_of(path)[0])
-
-
-def _check_task_of(checkpoint: Checkpoint | None, task: str) -> None:
-    saved = checkpoint.config["flags"].get("task") if checkpoint else task
-    if saved != task:
-        raise ValueError(
-            f"{checkpoint}: of --task {saved}, and not {task}; --init_checkpoint takes from it "
-            "what both networks have"
-        )
-
-
-def _own_checkpoint(path: str | None) -> Checkpoint | None:
-    """Returns the checkpoint that `--init_checkpoint` names, if it is one of ours."""
-    return Checkpoint.open(path) if path and Path(path).is_dir() else None
-
-
-def _is_one(path: str) -> bool:
-    return Path(path, MANIFEST).is_file()
-
-
-def make_task(
-    values: Values, world: World = World(), scorer: "AnswerScorer | None" = None
-) -> AnyTask:
+def make_task(values: Values, world: World, test: TextSource | None) -> LanguageTask:
     """Returns the task of the flags, with initial weights."""
     config = values.config(BertConfig)
     common: dict[str, Any] = {
@@ -245,41 +213,25 @@ def make_task(
     if values["task"] == "pretrain":
         return PreTraining(config, **common)
     if values["task"] == "squad":
+        scorer = AnswerScorer(test) if isinstance(test, SquadFeatures) else None
         return QuestionAnswering(config, scorer, **common)
     return SequenceClassification(config, **common)
 
 
-class AnswerScorer:
-    """Exact match and F1 of answers to the questions of a test set.
-
-    Attributes:
-        best: f1 of the best answers so far, and these answers by question.
-    """
-
-    def __init__(self, features: SquadFeatures):
-        self._features = features
-        self.best: tuple[float, dict[str, str]] = -1.0, {}
-
-    def __call__(self, starts: np.ndarray, ends: np.ndarray) -> dict[str, float]:
-        missing = ((0, 0), (0, self._features.length - starts.shape[1]))
-        both = (np.pad(logits, missing, constant_values=-np.inf) for logits in (starts, ends))
-        answers = predict_answers(self._features, *both)
-        metrics = exact_match_and_f1(self._features.questions, answers)
-        if metrics["f1"] > self.best[0]:
-            self.best = metrics["f1"], answers
-        return metrics
-
-
-def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
+def _with_batch_size(values: Values, task: LanguageTask, pipelines: Pipelines) -> Values:
     """Returns the flags with a number for `--batch_size max`, the largest that fits all devices."""
-    size = values["batch_size"]
-    if size != "max":
-        return Values({**values, "batch_size": int(size)}, values.given)
+    if values["batch_size"] != "max":
+        return values.replaced({"batch_size": int(values["batch_size"])})
+    if pipelines.parts.size > 1:
+        raise ValueError(
+            "--batch_size max is found with whole networks, and --pipeline_splits divides this one "
+            f"among {pipelines.parts.size} processes: expected a number"
+        )
 
     def step(rows: int) -> None:
         """Runs the parts of a step that need memory, with a rate of 0, so weights stay the same."""
-        (batch,) = TextLoader(made_up(values, rows), rows, cut=False).batches()
-        batch = batch.map(lambda tensor: tensor.to(world.device))
+        here = World(device=task.world.device)
+        (batch,) = TextLoader(made_up(values, rows), rows, world=here, cut=False).batches()
         if values["mode"] in bert_flags.TRAINING:
             optimizers = task.optimizers(values.config(NetworkOptimizerConfig))
             task.loss(batch).backward()
@@ -290,20 +242,29 @@ def _with_batch_size(values: Values, task: AnyTask, world: World) -> Values:
             with torch.inference_mode():
                 task.predict(batch)
 
-    found = min(gather(largest_batch(step), world))
-    return Values({**values, "batch_size": found}, values.given)
+    return values.replaced({"batch_size": min(gather(largest_batch(step), pipelines.world))})
 
 
-def _load_initial(task: AnyTask, values: Values) -> list[str]:
-    """Loads `--init_checkpoint`; returns the names of the head's weights that it lacks."""
-    path = values["init_checkpoint"]
-    own = _own_checkpoint(path)
-    kept = load_bert_weights(
-        task.model, str(own.path / "dense.safetensors") if own else path, HEADS
-    )
-    if kept and values["mode"] == "evaluate":
-        raise ValueError(f"{path}: expected all weights of --task {values['task']}, lacks {kept}")
-    return kept
+def largest_batch(compute: Callable[[int], object], most: int = _MOST_ROWS) -> int:
+    """Returns the largest n, up to `most`, for which `compute(n)` does not run out of memory.
+
+    Tries ascending powers of two, and bisects between the last two.
+    """
+    fits, too_many = 0, most + 1
+    while too_many - fits > 1:
+        doubled = max(1, 2 * fits)
+        size = doubled if doubled < too_many == most + 1 else (fits + too_many) // 2
+        try:
+            compute(size)
+            fits = size
+        except torch.OutOfMemoryError:
+            too_many = size
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    if not fits:
+        raise ValueError("--batch_size max: not even one sample fits in the device's memory")
+    return fits
 
 
 def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
@@ -314,56 +275,20 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
     return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
 
 
-def _begin_phase_2(trainer: Trainer, checkpoint: Checkpoint, seed: int, log: RunLog) -> None:
-    """Loads weights and moments of phase 1; steps and random numbers start anew."""
-    checkpoint.load(trainer.parameters, trainer.world, resume=True)
-    torch.manual_seed(seed + trainer.world.rank)
-    for weight, optimizer in trainer.parameters.optimizer_of():
-        if isinstance(step := optimizer.state[weight].get("step"), torch.Tensor):
-            step.zero_()
-    log.line(f"phase 2: weights and moments from {checkpoint}; steps and rates begin anew")
-
-
 def _evaluate(run: Run) -> dict[str, float]:
-    """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
-    values, path, work, log = run.values, run.values["load_checkpoint_path"], run.work, run.log
+    """Tests a checkpoint, and writes its answers to questions."""
+    values, work, log = run.values, run.work, run.log
     assert isinstance(work, TextWork)
-    test = work.test_loader()
-    if path is not None and not _is_one(path):
-        results = Path(values["results"] or Path(path, "evaluation.csv"))
-        names = (values["test_dataset"], values["dataset"], values["data"])
-        tested_on = name_of(next(name for name in names if name), _test_facts(work))
-        best = validate_all(work.task, test, path, results, log, tested_on)
-        summary = best.summary()
-        if work.scorer:  # its answers may be those of an earlier evaluation
-            load_tested(work.task, best.path, best.weights)
-            work.scorer.best = -1.0, {}
-            work.task.evaluate(Watched(test, "answers", log.quiet))
-    else:
-        run.load_weights(Parameters(work.task.model))
-        metrics = work.task.evaluate(Watched(test, "test", log.quiet))
-        summary = {f"test_{name}": value for name, value in metrics.items()}
-    answers = work.scorer.best[1] if work.scorer else {}
-    if answers:
-        file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
-        write_predictions(file, answers)
+    assert work.test is not None
+    run.load_weights(Parameters(work.task.model))
+    test = work.loader(work.test, values["test_batch_size"], train=False)
+    metrics = work.task.evaluate(Watched(test, "test", log.quiet))
+    if isinstance(scorer := getattr(work.task, "scorer", None), AnswerScorer) and scorer.answers:
+        answers = scorer.answers
+        file = Path(values["log_path"]).with_name("predictions.json")
+        write_atomically(file, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
         log.line(f"answers to {len(answers):,} questions: {file}")
-    return summary
-
-
-def _test_facts(work: TextWork) -> dict[str, Any]:
-    """Returns everything that the metrics of a test depend on besides the checkpoint."""
-    values, test = work.values, work.test
-    facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
-    if isinstance(test, SquadFeatures):
-        facts["questions"] = test.questions
-    if test is not None:
-        some = np.linspace(0, test.num_samples - 1, min(test.num_samples, 1024)).astype(np.int64)
-        read = test.read(some)
-        tensors = (read.ids, read.segments, read.labels, read.masked_ids)
-        sums = [zlib.crc32(t.contiguous().numpy().data) for t in tensors if t is not None]
-        facts["rows"] = [test.num_samples, zlib.crc32(np.asarray(test.lengths, "<i8").data), *sums]
-    return facts
+    return {f"test_{name}": value for name, value in metrics.items()}
 
 
 def _benchmark_inference(run: Run) -> dict[str, float]:
@@ -373,8 +298,6 @@ def _benchmark_inference(run: Run) -> dict[str, float]:
     run.load_weights(Parameters(work.task.model))
     loader = work.loader(work.test, values["batch_size"] * world.size, train=False)
     unread = values["latency"] == "minimum"
-    if unread and isinstance(loader, TextLoader):
-        loader = ReadWhenAsked(loader, world.device)
     return networks.time_inference(run, loader, "sequences", with_reading=unread)
 
 

@@ -1,18 +1,17 @@
 """The command line of `dlrm.scripts.bert`, and the effect of recipes on it."""
 
 from dataclasses import dataclass
+from itertools import product
 
 from dlrm.flags import Values
-from dlrm.language.config import BertConfig
-from dlrm.language.data.config import VocabularyConfig
-from dlrm.language.recipes import BERT_RECIPES
-from dlrm.settings import architecture_of, check_settings, setting
+from dlrm.language.config import BertConfig, VocabularyConfig
+from dlrm.language.recipes import RECIPES, recipe
+from dlrm.settings import architecture_of, setting
 from dlrm.tasks.networks import flags as network_flags
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
 TRAINING = MODES[:2]
 TASKS = ("pretrain", "squad", "mrpc")
-DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
 
@@ -29,98 +28,15 @@ class TextRunConfig:
     )
     phase: int = setting(
         1,
-        "Phase of pre-training: 1, or 2, which continues from --load_checkpoint_path with longer "
-        "rows",
+        "Phase of pre-training; 2 continues from --load_checkpoint_path with longer rows",
+        least=1,
+        most=2,
     )
     recipe: str = setting(
         "google",
         "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
         "runs, as published",
-        choices=BERT_RECIPES,
-    )
-    dataset: str | None = setting(
-        None,
-        "Pre-training: HDF5 files of dlrm prepare-text, or of NVIDIA's or Habana's programs; "
-        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
-        "dev.tsv (mrpc), or one file",
-        topic="Data",
-        resumable=True,
-    )
-    test_dataset: str | None = setting(
-        None,
-        "Rows to test on, in the forms of --dataset; default: those in --dataset",
-        topic="Data",
-        resumable=True,
-    )
-    data: str | None = setting(
-        None,
-        "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
-        "random tokens made on the device and used for every step; default: dataset if --dataset "
-        "or --test_dataset is given, generated in --mode inference_benchmark",
-        topic="Data",
-        choices=DATA,
-    )
-    pad_to_seq_length: bool = setting(
-        False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
-    )
-    unknown_id: int | None = setting(
-        None,
-        "Id of the token that replaces tokens outside --vocab_size; default: such tokens are an "
-        "error",
-        topic="Data",
-    )
-    synthetic_dataset_num_entries: int = setting(
-        10000, "Rows per epoch of random data", topic="Data"
-    )
-    max_seq_length: int | None = setting(
-        None,
-        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
-        "for squad, 128 for mrpc",
-        topic="Data",
-    )
-    max_predictions_per_seq: int | None = setting(
-        None,
-        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
-        topic="Data",
-    )
-    doc_stride: int = setting(
-        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data"
-    )
-    max_query_length: int = setting(
-        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data"
-    )
-    length_window: int | None = setting(
-        None,
-        "Number of batches within which rows are sorted by length, for less padding; 0: no "
-        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
-        topic="Data",
-    )
-    batch_size: str = setting(
-        "32",
-        "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu",
-        topic="Training",
-    )
-    test_batch_size: int = setting(
-        32, "Sequences per test batch, all processes together", topic="Training", resumable=True
-    )
-    total_steps: int | None = setting(
-        None,
-        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
-        "it earlier",
-        topic="Training",
-    )
-    layers_per_stage: tuple[int, ...] = setting(
-        (),
-        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
-        topic="Training",
-        resumable=True,
-    )
-    encoder_start_stage: int = setting(
-        0,
-        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
-        "which leaves the embeddings a part of their own",
-        topic="Training",
-        resumable=True,
+        choices=RECIPES,
     )
     init_checkpoint: str | None = setting(
         None,
@@ -129,57 +45,113 @@ class TextRunConfig:
         topic="Checkpoints and files",
         resumable=True,
     )
-    results: str | None = setting(
+
+
+@dataclass(frozen=True)
+class TextDataConfig:
+    """The rows of a run; field names are those of the flags."""
+
+    dataset: str | None = setting(
         None,
-        "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
-        topic="Checkpoints and files",
+        "Pre-training: HDF5 files of dlrm prepare-text, or of NVIDIA's or Habana's programs; "
+        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
+        "dev.tsv (mrpc), or one file",
         resumable=True,
     )
-    predictions: str | None = setting(
+    test_dataset: str | None = setting(
         None,
-        "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
-        "predictions.json beside --log_path",
-        topic="Checkpoints and files",
+        "Rows to test on, in the forms of --dataset; default: those in --dataset",
         resumable=True,
     )
+    unknown_id: int | None = setting(
+        None, "Id of the token that replaces tokens outside --vocab_size; default: they are errors"
+    )
+    synthetic_dataset_num_entries: int = setting(10000, "Rows per epoch of random data")
+    max_seq_length: int | None = setting(
+        None,
+        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
+        "for squad, 128 for mrpc",
+    )
+    max_predictions_per_seq: int | None = setting(
+        None,
+        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
+    )
+    doc_stride: int = setting(
+        128, "Tokens between the starts of two windows of a SQuAD passage", least=1
+    )
+    max_query_length: int = setting(
+        64, "Maximum tokens of a SQuAD question; the rest is cut off", least=1
+    )
+    length_window: int | None = setting(
+        None,
+        "Number of batches within which rows are sorted by length, for less padding; 0: no "
+        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
+class TextTrainingConfig:
+    """The steps of a run; field names are those of the flags."""
+
+    batch_size: str = setting(
+        "32", "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu"
+    )
+    test_batch_size: int = setting(
+        32, "Sequences per test batch, all processes together", resumable=True
+    )
+    total_steps: int | None = setting(
+        None,
+        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
+        "it earlier",
+        least=1,
+    )
+    layers_per_stage: tuple[int, ...] = setting(
+        (),
+        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
+        resumable=True,
+        least=1,
+    )
+    encoder_start_stage: int = setting(
+        0,
+        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
+        "which leaves the embeddings a part of their own",
+        resumable=True,
+        least=0,
+        most=1,
+    )
+
+
+@dataclass(frozen=True)
+class LatencyConfig:
+    """The benchmark of inference; field names are those of the flags."""
+
     latency: str = setting(
         "low",
         "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
         "nothing, and the times include reading",
-        topic="Inference benchmark",
         choices=LATENCIES,
         resumable=True,
     )
     batches_per_step: int | None = setting(
-        None,
-        "Batches per pass of the benchmark over random data",
-        topic="Inference benchmark",
-        resumable=True,
+        None, "Batches per pass of the benchmark over random data", least=1, resumable=True
     )
-    repeat: int = setting(
-        10,
-        "Passes of the benchmark, 2 or more; the first is not timed",
-        topic="Inference benchmark",
-        resumable=True,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 FLAGS = network_flags.network_flags(
-    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
+    ("Run", TextRunConfig),
+    ("Data", TextDataConfig),
+    ("Training", TextTrainingConfig),
+    ("Inference benchmark", LatencyConfig),
+    ("Network", BertConfig),
+    ("Text", VocabularyConfig),
 )
 RESUME_MAY_CHANGE = FLAGS.resumable
-_OF_RECIPES = {
-    name
-    for recipe in BERT_RECIPES.values()
-    for task in TASKS
-    for phase in (1, 2)
-    for name in recipe(task, "base", phase)
-}
 FLAGS.tell_defaults(
-    dict.fromkeys(_OF_RECIPES, "that of --recipe")
+    dict.fromkeys(
+        (n for all in product(RECIPES, TASKS, ("base",), (1, 2)) for n in recipe(*all)),
+        "that of --recipe",
+    )
     | {"vocab_size": "that of --recipe graphcore, else of the data, else 30522"}
 )
 help_text = FLAGS.help
@@ -222,23 +194,16 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
         raise ValueError(f"--mode {values['mode']} needs --task, one of {', '.join(expected)}")
     if values["mode"] == "finetune" and task == "pretrain":
         raise ValueError("--task pretrain is of --mode pretrain, and not of --mode finetune")
-    if phase not in (1, 2):
-        raise ValueError(f"--phase {phase}: expected 1 or 2")
     if phase == 2 and task != "pretrain":
         raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
-    recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
-    values = values.filled(recipe)
-    if values["execution"] == "graph" or values["mode"] != "finetune":
-        values = values.filled({"length_window": 0})
-    elif values["length_window"] is None:
-        values = values.filled({"length_window": 50})
-    if values["max_seq_length"] is None:
-        values = values.filled({"max_seq_length": 384 if task == "squad" else 128})
-    if values["max_predictions_per_seq"] is None:
-        values = values.filled({"max_predictions_per_seq": 20})
+    taken = recipe(values["recipe"], task, values["size"], phase)
+    sizes = {"max_seq_length": 384 if task == "squad" else 128, "max_predictions_per_seq": 20}
+    values = values.filled(sizes | taken)
+    sorts = values["mode"] == "finetune" and values["execution"] != "graph"
+    values = values.filled({"length_window": 50 if sorts else 0})
     if values["layers_per_stage"]:
         values = values.filled({"pipeline_splits": _splits(values)})
-    return values, frozenset(recipe)
+    return values, frozenset(taken)
 
 
 def _splits(values: Values) -> tuple[str, ...]:
@@ -247,13 +212,9 @@ def _splits(values: Values) -> tuple[str, ...]:
     total = values.config(BertConfig).shape.num_layers
     if "pipeline_splits" in values.given:
         raise ValueError(f"--layers_per_stage {layers} contradicts --pipeline_splits")
-    if sum(layers) != total or min(layers) < 1:
-        raise ValueError(
-            f"--layers_per_stage {','.join(map(str, layers))}: expected numbers from 1 on that "
-            f"add up to the {total} layers"
-        )
-    if start not in (0, 1):
-        raise ValueError(f"--encoder_start_stage {start}: expected 0 or 1")
+    if sum(layers) != total:
+        given = ",".join(map(str, layers))
+        raise ValueError(f"--layers_per_stage {given}: expected to add up to the {total} layers")
     begins = [sum(layers[:part]) for part in range(len(layers))]
     return tuple(f"layer{begin}" for begin in begins if begin or start)
 
@@ -270,11 +231,6 @@ def check(values: Values) -> None:
         raise ValueError("--dataset: expected a path, or --data generated or synthetic")
     if mode == "evaluate" and values["data"] == "synthetic":
         raise ValueError("--data synthetic is one batch, which --mode evaluate cannot test on")
-    for flag in ("total_steps", "batches_per_step"):
-        if values[flag] is not None and values[flag] < 1:
-            raise ValueError(f"--{flag} {values[flag]}: expected 1 or more")
-    if values["length_window"] < 0:
-        raise ValueError(f"--length_window {values['length_window']}: expected 0 or more")
     size = values["batch_size"]
     if size != "max" and not (size.isascii() and size.isdigit()):
         raise ValueError(f"--batch_size {size}: expected a number from 1 on, or max")

@@ -15,8 +15,8 @@ from dlrm.language.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
-from dlrm.language.data.loader import NO_TOKEN, TextBatch
-from dlrm.language.data.pairs import accuracy_and_f1
+from dlrm.language.loader import NO_TOKEN, TextBatch
+from dlrm.language.pairs import accuracy_and_f1
 from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
@@ -24,13 +24,11 @@ from dlrm.train.log import Loader
 # Logits of windows' first and last tokens of answers, `[windows, length]` -> metrics.
 Scorer = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
+Judged = tuple[Sequence[Tensor], Sequence[Tensor]]
+
 
 class LanguageTask(NetworkTask):
-    """A network for sequences. Batches without padding run without a mask, unless in a graph.
-
-    Args:
-        head: further arguments of the network.
-    """
+    """A network for sequences. Batches without padding run without a mask, unless in a graph."""
 
     network: type[nn.Module]
 
@@ -41,25 +39,58 @@ class LanguageTask(NetworkTask):
         execution: ExecutionConfig = ExecutionConfig(),
         world: World = World(),
         seed: int = 0,
-        **head: Any,
     ):
-        super().__init__(self.network(config, seed=seed, **head), precision, execution, world)
+        super().__init__(self.network(config, seed=seed), precision, execution, world)
+
+    def predict(self, batch: TextBatch) -> Any:
+        """Returns the network's logits, in float32 or more."""
+        return self._logits(self._run(*self._inputs(batch)), batch)
+
+    @torch.no_grad()
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns the metrics that the subclass describes, among them "loss"."""
+        sums: Any = 0
+        rows = []
+        with self._tested(loader) as batches:
+            for batch in batches:
+                numbers, kept = self._judged(self.predict(batch), batch)
+                sums = sums + torch.stack([number.double() for number in numbers])
+                rows.append([tensor.cpu().numpy() for tensor in kept])
+        totals = all_sum(sums, self.world).tolist()
+        every = [kept for part in gather(rows, self.world) for kept in part]
+        metrics = self._metrics(totals, every) if self.world.rank == 0 else {}
+        return from_first(metrics, self.world)
 
     def _problem(self, batch: TextBatch) -> tuple[tuple[Tensor | None, ...], Judge]:
-        return self._inputs(batch), lambda output: self._loss(output, batch)
+        return self._inputs(batch), lambda output: self._loss(self._logits(output, batch), batch)
 
     def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
         """Returns the inputs of the network or of each part; layers derive a mask from them."""
         lengths = batch.lengths if batch.padded or self._is_graph else None
         return batch.ids, batch.segments, lengths
 
-    def _loss(self, output: Any, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the global batch's loss, from the network's output."""
+    def _logits(self, output: Any, batch: TextBatch) -> Any:
+        return _widened(output)
+
+    def _loss(self, logits: Any, batch: TextBatch) -> Tensor:
+        """Returns these rows' share of the global batch's loss."""
+        raise NotImplementedError
+
+    def _judged(self, logits: Any, batch: TextBatch) -> Judged:
+        """Returns numbers of a test batch to sum, and tensors with what to keep of each row."""
+        raise NotImplementedError
+
+    def _metrics(self, sums: list[float], rows: list[list[np.ndarray]]) -> dict[str, float]:
+        """Returns the metrics, given all sums, and the kept arrays of all batches."""
         raise NotImplementedError
 
 
 class PreTraining(LanguageTask):
-    """Prediction of masked tokens, and of whether B follows A in the text (Devlin et al., 2018)."""
+    """Prediction of masked tokens, and of whether B follows A in the text (Devlin et al., 2018).
+
+    `evaluate` returns mean cross-entropies, "loss" and that of masked tokens alone, "masked_loss",
+    and "masked_accuracy" and "next_sentence_accuracy".
+    """
 
     network = BertForPreTraining
     metric = "masked_accuracy"
@@ -83,60 +114,46 @@ class PreTraining(LanguageTask):
     def _inputs(self, batch: TextBatch, is_first: bool = True) -> tuple[Tensor | None, ...]:
         return *super()._inputs(batch), batch.masked_positions
 
-    def _loss(self, output: tuple[Tensor, Tensor], batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the sum of two mean cross-entropies of the global batch.
-
-        One is the mean over its masked tokens, the other over its rows.
-        """
-        (tokens, order), (masked_ids, labels) = map(_widened, output), _targets(batch)
-        tokens_loss = _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN)
-        order_loss = _cross_entropy(order, labels)
-        return tokens_loss / max(batch.global_masked, 1) + order_loss / batch.global_size
-
-    def predict(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+    def _logits(self, output: tuple[Tensor, Tensor], batch: TextBatch) -> tuple[Tensor, Tensor]:
         """Returns logits: of masked tokens, `[rows, predictions, vocabulary]`, and `[rows, 2]`."""
-        tokens, order = self._run(*self._inputs(batch))
+        tokens, order = output
         return _widened(tokens), _widened(order)
 
-    @torch.no_grad()
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns mean cross-entropies, also of masked tokens alone, and accuracies.
+    def _loss(self, logits: tuple[Tensor, Tensor], batch: TextBatch) -> Tensor:
+        """Returns the share of the mean over masked tokens plus the mean over rows."""
+        tokens, order = _losses(logits, batch)
+        return tokens / max(batch.global_masked, 1) + order / batch.global_size
 
-        They are "loss", "masked_loss", "masked_accuracy" and "next_sentence_accuracy".
-        """
-        sums = torch.zeros(6, dtype=torch.float64, device=self.world.device)
-        with self._tested(loader) as batches:
-            for batch in batches:
-                (tokens, order), (masked_ids, labels) = self.predict(batch), _targets(batch)
-                is_masked = masked_ids != NO_TOKEN
-                hits = (tokens.argmax(dim=2) == masked_ids) & is_masked
-                parts = (
-                    _cross_entropy(tokens.flatten(0, 1), masked_ids.flatten(), NO_TOKEN),
-                    hits.sum(),
-                    is_masked.sum(),
-                    _cross_entropy(order, labels),
-                    (order.argmax(dim=1) == labels).sum(),
-                    labels.new_tensor(len(labels)),
-                )
-                sums += torch.stack([part.double() for part in parts])
-        tokens_loss, hits, masked, order_loss, right, rows = all_sum(sums, self.world).tolist()
+    def _judged(self, logits: Any, batch: TextBatch) -> Judged:
+        tokens, order = logits
+        is_masked = batch.masked_ids != NO_TOKEN
+        hits = ((tokens.argmax(dim=2) == batch.masked_ids) & is_masked).sum()
+        right = (order.argmax(dim=1) == batch.labels).sum()
+        return (*_losses(logits, batch), hits, is_masked.sum(), right, _count(batch)), ()
+
+    def _metrics(self, sums: list[float], rows: list[list[np.ndarray]]) -> dict[str, float]:
+        tokens_loss, order_loss, hits, masked, right, count = sums
         masked_loss = tokens_loss / max(masked, 1)
         return {
             "masked_accuracy": hits / max(masked, 1),
-            "next_sentence_accuracy": right / rows,
+            "next_sentence_accuracy": right / count,
             "masked_loss": masked_loss,
-            "loss": masked_loss + order_loss / rows,
+            "loss": masked_loss + order_loss / count,
         }
 
 
-def _targets(batch: TextBatch) -> tuple[Tensor, Tensor]:
-    assert batch.masked_ids is not None, "no data of pre-training"
-    assert batch.labels is not None, "no data of pre-training"
-    return batch.masked_ids.long(), batch.labels
+def _losses(logits: tuple[Tensor, Tensor], batch: TextBatch) -> tuple[Tensor, Tensor]:
+    """Returns the sums over masked tokens and over rows."""
+    tokens, order = logits
+    wanted = batch.masked_ids.flatten().long()
+    of_tokens = _cross_entropy(tokens.flatten(0, 1), wanted, NO_TOKEN)
+    return of_tokens, _cross_entropy(order, batch.labels)
 
 
 class QuestionAnswering(LanguageTask):
     """First and last token of the answer to a question in a passage (SQuAD v1.1).
+
+    `evaluate` returns "f1" and "exact_match", in percent, and the mean cross-entropy "loss".
 
     Args:
         scorer: computes metrics from the logits of all rows of a test set, in its order, among them
@@ -151,79 +168,42 @@ class QuestionAnswering(LanguageTask):
         super().__init__(config, **others)
         self.scorer = scorer
 
-    def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the mean cross-entropy over rows and over both ends.
-
-        It covers a row's tokens without its padding. An end outside these adds 0.
-        """
-        return self._total(_without_padding(output, batch), batch) / batch.global_size
-
-    def predict(self, batch: TextBatch) -> Tensor:
+    def _logits(self, output: Tensor, batch: TextBatch) -> Tensor:
         """Returns the logits of being first and last token, `[rows, length, 2]`.
 
-        Logits of padding are minus infinity, so that padding does not affect losses.
+        Those of padding are minus infinity, so that padding does not affect losses.
         """
-        return _without_padding(self._run(*self._inputs(batch)), batch)
+        logits = _widened(output)
+        if not batch.padded:
+            return logits
+        places = torch.arange(logits.shape[1], device=logits.device)
+        return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
 
-    @torch.no_grad()
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns "f1" and "exact_match", in percent, and the mean cross-entropy "loss"."""
-        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        answers = []
-        with self._tested(loader) as batches:
-            for batch in batches:
-                logits, spans = self.predict(batch), _spans(batch)
-                sums += torch.stack(
-                    [self._total(logits, batch).double(), sums.new_tensor(len(spans))]
-                )
-                answers.append([t.cpu().numpy() for t in (batch.indices, logits.float(), spans)])
-        total, count = all_sum(sums, self.world).tolist()
-        gathered = gather(answers, self.world)
-        metrics: dict[str, float] = {}
-        if self.world.rank == 0:
-            all_logits, all_spans = _in_order([answer for part in gathered for answer in part])
-            starts, ends = all_logits[..., 0], all_logits[..., 1]
-            metrics = (
-                self.scorer(starts, ends) if self.scorer else _overlap(starts, ends, all_spans)
-            )
-        return {**from_first(metrics, self.world), "loss": total / count}
+    def _loss(self, logits: Tensor, batch: TextBatch) -> Tensor:
+        """Returns the share of the mean cross-entropy over rows and over both ends."""
+        return _loss_of_ends(logits, batch.spans) / batch.global_size
 
-    @staticmethod
-    def _total(logits: Tensor, batch: TextBatch) -> Tensor:
-        """Returns the sum over rows."""
-        length, spans = logits.shape[1], _spans(batch)
-        spans = spans.where(spans < batch.lengths[:, None], length)  # an ignored index
-        losses = (_cross_entropy(logits[..., end], spans[:, end], length) for end in (0, 1))
-        return sum(losses, logits.new_zeros(())) / 2
+    def _judged(self, logits: Tensor, batch: TextBatch) -> Judged:
+        sums = _loss_of_ends(logits, batch.spans), _count(batch)
+        return sums, (batch.indices, logits.float(), batch.spans)
+
+    def _metrics(self, sums: list[float], rows: list[list[np.ndarray]]) -> dict[str, float]:
+        total, count = sums
+        length = max(logits.shape[1] for _, logits, _ in rows)
+        all_logits = np.full((int(count), length, 2), -np.inf, np.float32)
+        all_spans = np.empty((int(count), 2), np.int64)
+        for indices, logits, spans in rows:
+            all_logits[indices, : logits.shape[1]] = logits
+            all_spans[indices] = spans
+        starts, ends = all_logits[..., 0], all_logits[..., 1]
+        scores = self.scorer(starts, ends) if self.scorer else _overlap(starts, ends, all_spans)
+        return {**scores, "loss": total / count}
 
 
-def _without_padding(output: Tensor, batch: TextBatch) -> Tensor:
-    """Returns logits of tokens, `[rows, length, 2]`, minus infinity in the padding."""
-    logits = _widened(output)
-    if not batch.padded:
-        return logits
-    places = torch.arange(logits.shape[1], device=logits.device)
-    return logits.masked_fill((places >= batch.lengths[:, None])[..., None], -torch.inf)
-
-
-def _spans(batch: TextBatch) -> Tensor:
-    assert batch.spans is not None, "no data of question answering"
-    return batch.spans
-
-
-def _in_order(answers: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Puts rows that came as (indices, logits, spans) in the order of the test set.
-
-    Rows of shorter batches are padded with logits of minus infinity.
-    """
-    rows = sum(len(indices) for indices, *_ in answers)
-    length = max(logits.shape[1] for _, logits, _ in answers)
-    all_logits = np.full((rows, length, 2), -np.inf, np.float32)
-    all_spans = np.empty((rows, 2), np.int64)
-    for indices, logits, spans in answers:
-        all_logits[indices, : logits.shape[1]] = logits
-        all_spans[indices] = spans
-    return all_logits, all_spans
+def _loss_of_ends(logits: Tensor, spans: Tensor) -> Tensor:
+    """Returns the sum over rows of the mean over both ends."""
+    first, last = (_cross_entropy(logits[..., end], spans[:, end]) for end in (0, 1))
+    return (first + last) / 2
 
 
 def _overlap(starts: np.ndarray, ends: np.ndarray, spans: np.ndarray) -> dict[str, float]:
@@ -239,41 +219,30 @@ def _overlap(starts: np.ndarray, ends: np.ndarray, spans: np.ndarray) -> dict[st
 
 
 class SequenceClassification(LanguageTask):
-    """The class of a sequence, or of a pair, such as paraphrase or not (MRPC).
+    """The class of a pair of sequences, paraphrase or not (MRPC).
 
-    `num_labels` is the number of classes, 2 if it is not given.
+    `evaluate` returns "accuracy", "f1" of class 1, their mean "accuracy_and_f1", and "loss".
     """
 
     network = BertForSequenceClassification
     metric = "accuracy_and_f1"
 
-    def _loss(self, output: Tensor, batch: TextBatch) -> Tensor:
-        """Returns these rows' share of the mean cross-entropy of the global batch."""
-        return _cross_entropy(_widened(output), _labels(batch)) / batch.global_size
+    def _loss(self, logits: Tensor, batch: TextBatch) -> Tensor:
+        """Returns the share of the mean cross-entropy."""
+        return _cross_entropy(logits, batch.labels) / batch.global_size
 
-    def predict(self, batch: TextBatch) -> Tensor:
-        """Returns the logits of the classes, `[rows, num_labels]`."""
-        return _widened(self._run(*self._inputs(batch)))
+    def _judged(self, logits: Tensor, batch: TextBatch) -> Judged:
+        sums = _cross_entropy(logits, batch.labels), _count(batch)
+        return sums, (batch.labels, logits.argmax(dim=1))
 
-    @torch.no_grad()
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns "accuracy", "f1" of class 1, their mean "accuracy_and_f1", and "loss"."""
-        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        answers = []
-        with self._tested(loader) as batches:
-            for batch in batches:
-                logits, labels = self.predict(batch), _labels(batch)
-                loss += _cross_entropy(logits, labels)
-                answers.append([t.cpu().numpy() for t in (labels, logits.argmax(dim=1))])
-        everything = [answer for part in gather(answers, self.world) for answer in part]
-        true, found = (np.concatenate(arrays) for arrays in zip(*everything, strict=True))
-        mean = all_sum(loss, self.world).item() / len(true)
-        return {**accuracy_and_f1(true, found), "loss": mean}
+    def _metrics(self, sums: list[float], rows: list[list[np.ndarray]]) -> dict[str, float]:
+        true, found = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+        loss, count = sums
+        return {**accuracy_and_f1(true, found), "loss": loss / count}
 
 
-def _labels(batch: TextBatch) -> Tensor:
-    assert batch.labels is not None, "no data of classification"
-    return batch.labels
+def _count(batch: TextBatch) -> Tensor:
+    return batch.lengths.new_tensor(len(batch.lengths))
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:

@@ -36,8 +36,8 @@ from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.row_reader import RowReader
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
-from dlrm.language.data.squad import read_squad
-from dlrm.language.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining import PretrainingDataset
+from dlrm.language.squad import read_squad
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
@@ -100,9 +100,9 @@ def squad(path):
 
 
 def vocabulary(path):
-    from dlrm.language.data.wordpiece import load_tokenizer
+    from dlrm.language.wordpiece import Tokenizer
 
-    load_tokenizer(path)
+    Tokenizer(path)
 
 
 def spec_yaml():
@@ -302,7 +302,7 @@ FORMATS = {
         lambda path: checked_config(path.parent),
     ),
     "tensors": (tensors, read_tensors),
-    "hdf5": (hdf5_file, lambda path: open_pretraining([path])),
+    "hdf5": (hdf5_file, PretrainingDataset),
     "image": (png, image),
     "tfrecord": (tfrecord_file, records),
     "example": (EXAMPLE, example),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from inline_engine import InlineEngine
 from killing import contents, difference
 
-from dlrm.language.pretraining import command as prepare_text
+from dlrm.language import prepare_text
 from dlrm.preproc.logs import command as logs, prepare_logs
 from dlrm.scripts import prepare as tables
 

@@ -144,7 +144,7 @@ def text(folder):
     (folder / "text" / "documents.txt").write_text(document * 6)
     shape = ["--max_seq_length=16", "--max_predictions_per_seq=3", "--dupe_factor=2"]
     source = [f"--source={folder / 'text'}", f"--vocab_file={folder / 'vocab.txt'}"]
-    return [*source, *shape, "--num_shards=2", "--processes=1"], "--seed=1"
+    return [*source, *shape, "--processes=1"], "--seed=1"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import filled_bert
 import pytest
 import torch
 import torch.nn.functional as F
-from filled_bert import CONFIG, LENGTH, LENGTHS, NUM_LABELS
+from filled_bert import CONFIG, LENGTH, LENGTHS
 from torch import nn
 
 from dlrm.language.bert import BertConfig
@@ -40,7 +40,7 @@ def theirs_of(transformers, kind: str, config: BertConfig = CONFIG, dtype=torch.
             attention_probs_dropout_prob=0.0,
             layer_norm_eps=config.norm_eps,
             pad_token_id=None,  # else the first word's vector is not trained
-            num_labels=NUM_LABELS if kind == "classification" else 2,
+            num_labels=2,
             attn_implementation="sdpa",
         )
     )

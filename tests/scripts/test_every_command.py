@@ -71,7 +71,7 @@ REFUSED = {
     "dlrm/scripts/daily.py": (2, "--days=x --schema=x --output=x", "--keep=x"),
     "dlrm/scripts/demo.py": (1, "", "--rows=x"),
     "dlrm/scripts/doctor.py": (2, "", "--env=x"),
-    "dlrm/language/pretraining/command.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
+    "dlrm/language/prepare_text.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
     "dlrm/preproc/logs/prepare_logs.py": (2, "", "--seed=x"),
     "dlrm/scripts/simulate_logs/__main__.py": (2, "--output=x", "--rows=x"),
     "dlrm/vision/preparation/command.py": (2, "--source=x --output=x", "--size=x"),

@@ -9,7 +9,7 @@ import pytest
 
 MAIN, PREPARE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "prepare", "predict"))
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
-TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.logs.prepare_logs"
+TEXT, LOGS = "dlrm.language.prepare_text", "dlrm.preproc.logs.prepare_logs"
 SIMULATE = "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
 
@@ -136,12 +136,12 @@ HDF5 = {
 
 @pytest.mark.parametrize("what", HDF5)
 def test_hdf5_that_cannot_be_used_is_named(tmp_path, what):
-    from dlrm.language.pretraining.dataset import open_pretraining
+    from dlrm.language.pretraining import PretrainingDataset
 
     replaced, message = HDF5[what]
     hdf5(tmp_path / "rows.hdf5", **replaced)
     with pytest.raises(ValueError, match=rf"rows\.hdf5: .*{message}"):
-        open_pretraining([tmp_path / "rows.hdf5"])
+        PretrainingDataset(tmp_path / "rows.hdf5")
 
 
 def test_a_learning_rate_beyond_float32_is_refused():

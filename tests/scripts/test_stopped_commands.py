@@ -157,7 +157,7 @@ FULL = {
     "--output={}/o",
     "synthetic": "-m dlrm.scripts.prepare_synthetic_dataset --synthetic_dataset_dir={}/o "
     "--synthetic_dataset_num_entries=100000 --synthetic_dataset_table_sizes=9,9",
-    "text": "-m dlrm.language.pretraining.command --source=text --output={}/o "
+    "text": "-m dlrm.language.prepare_text --source=text --output={}/o "
     "--vocab_file=vocab.txt --max_seq_length=64 --input_format=sentences --processes=2",
     "images": "-m dlrm.vision.preparation.command --source=images --output={}/o --cores=2 "
     "--test_fraction=0.2",

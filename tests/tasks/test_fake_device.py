@@ -8,7 +8,7 @@ from small_texts import Rows, small
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
-from dlrm.language.data.loader import TextLoader
+from dlrm.language.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation

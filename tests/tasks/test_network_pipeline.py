@@ -12,7 +12,7 @@ from small_texts import STILL, Rows, small
 from dlrm.distributed import World, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.language.bert import BertForPreTraining
-from dlrm.language.data.loader import TextLoader
+from dlrm.language.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Checkpoint
 from dlrm.train.checkpoints.state import Parameters

@@ -11,7 +11,7 @@ from toy import Line, Points
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
-from dlrm.language.data.loader import TextLoader
+from dlrm.language.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import ClickLoader, Recommendation

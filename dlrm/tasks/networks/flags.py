@@ -17,6 +17,7 @@ from dlrm.train.config import (
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
 
+DATA = ("dataset", "generated", "synthetic")
 PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
 
 
@@ -27,6 +28,14 @@ class NetworkRunConfig:
     seed: int = setting(12345, "Random seed", topic="Run")
     verify_data: str = same_setting(DataConfig, "verify_data", topic="Run")
     allow_links: bool = same_setting(DataConfig, "allow_links", topic="Run")
+    data: str | None = setting(
+        None,
+        "Source of samples; generated: random ones made on the host; synthetic: one random batch "
+        "made on the device and used for every step; default: dataset if one is named, generated "
+        "in benchmarks",
+        topic="Data",
+        choices=DATA,
+    )
     replicas: int | None = setting(
         None,
         "Number of replicas that a global batch of batch_size x gradient_accumulation_steps x "
@@ -66,6 +75,19 @@ class NetworkRunConfig:
         topic="Checkpoints and files",
         least=0,
         below=1,
+        resumable=True,
+    )
+
+    results: str | None = setting(
+        None,
+        "CSV file for the metrics of all tested checkpoints; default: beside the checkpoints",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    repeat: int = setting(
+        10,
+        "Passes of the benchmark, 2 or more; the first is not timed",
+        topic="Inference benchmark",
         resumable=True,
     )
 

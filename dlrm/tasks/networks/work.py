@@ -4,18 +4,19 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from dlrm.distributed import Pipelines, World, agreed, all_sum, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
-from dlrm.flags import Values
+from dlrm.flags import ConfigFlags, Values
 from dlrm.metrics.latency import Latency
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.networks.checkpoints import average_checkpoints
-from dlrm.tasks.networks.flags import BatchDivision, pipeline_parts
+from dlrm.tasks.networks.checkpoints import Best, average_checkpoints, name_of, validate_all
+from dlrm.tasks.networks.flags import BatchDivision, divide_batch, pipeline_parts
 from dlrm.tasks.networks.task import NetworkTask
 from dlrm.tasks.run import VARIES, Run, Work
 from dlrm.tasks.start import started
@@ -26,6 +27,8 @@ from dlrm.train.log import Loader
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
 from dlrm.train.trainer import Trainer
+
+WorkT = TypeVar("WorkT", bound="NetworkWork")
 
 
 @dataclass(kw_only=True)
@@ -39,6 +42,51 @@ class NetworkWork(Work):
 
     division: BatchDivision
     pipelines: Pipelines
+
+    @classmethod
+    def divided(
+        cls: type[WorkT],
+        flags: ConfigFlags,
+        values: Values,
+        pipelines: Pipelines,
+        task: NetworkTask,
+        training_modes: Sequence[str],
+        **others: Any,
+    ) -> WorkT:
+        """Returns the work of a process, which holds its part of the network.
+
+        Args:
+            flags: the command line of the network.
+            others: further fields.
+        """
+        division = divide_batch(values, pipelines.replicas.size)
+        divide(task, values, pipelines, division)
+        return cls(
+            values=values,
+            world=pipelines.world,
+            pipelines=pipelines,
+            task=task,
+            trains=values["mode"] in training_modes,
+            may_change=flags.resumable,
+            division=division,
+            **others,
+        )
+
+    def test_loader(self) -> Loader:
+        """Returns the batches to test on."""
+        return self.loaders()[1]
+
+    def test_all(self, run: Run, directory: str, table: str, data: str, facts: Any) -> Best:
+        """Tests all checkpoints of a directory that the table lacks; see `validate_all`.
+
+        Args:
+            table: name of the table in the directory, unless `--results` names another file.
+            data: name of the data.
+            facts: everything else that a result depends on.
+        """
+        results = Path(self.values["results"] or Path(directory, table))
+        test, tested_on = self.test_loader(), name_of(data, facts)
+        return validate_all(self.task, test, directory, results, run.log, tested_on)
 
     def recorded(self) -> dict[str, Any]:
         return super().recorded() | {"global_batch": self.division.global_batch}
@@ -192,6 +240,26 @@ def divide(task: NetworkTask, values: Values, divided: Pipelines, division: Batc
     task.pipelines = divided
     if parts > 1:
         task.divide(divided.parts, values["pipeline_splits"], schedule)
+
+
+class SameBatch:
+    """A loader that repeats the first batch of another from the device, without any input.
+
+    Args:
+        loader: loader of the first batch, with the same number of batches; it has `epoch`.
+    """
+
+    def __init__(self, loader: Any, device: str):
+        self._length, self.num_samples = len(loader), loader.num_samples
+        self._batch = loader.epoch(0).batch(0).map(lambda tensor: tensor.to(device))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]:
+        """Yields the batch."""
+        for _ in range(start, len(self)):
+            yield self._batch
 
 
 class EmptyLoader:

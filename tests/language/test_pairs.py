@@ -3,14 +3,14 @@ import pytest
 from hypothesis import example, given, strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from dlrm.language.data.pairs import (
+from dlrm.language.pairs import (
     COLUMNS,
     SentencePairs,
     accuracy_and_f1,
     majority_baseline,
     read_pairs,
 )
-from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 VOCABULARY = [*SPECIAL_TOKENS, "a", "b", "c", '"', "."]
 HEADER = "\t".join(COLUMNS)
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory):
     pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def write(path, *lines, header=HEADER, ending="\n", start="\ufeff"):
@@ -39,13 +39,6 @@ def test_quotes_and_odd_separators_are_plain_characters(tmp_path, ending, start)
     assert pairs.second == ['b" c', ""]
     assert pairs.labels.tolist() == [1, 0]
     assert pairs.labels.dtype == np.int64
-
-
-def test_a_test_set_has_no_labels(tmp_path, tokenizer):
-    path = write(tmp_path / "d.tsv", "0\t1\t2\ta\tb", header="\t".join(["index", *COLUMNS[1:]]))
-    source = SentencePairs(path, tokenizer)
-    assert source.labels is None
-    assert source.read(np.array([0])).labels is None
 
 
 def test_rows_are_joined(tmp_path, tokenizer):
@@ -95,10 +88,10 @@ def test_wrong_files_are_named(tmp_path, tokenizer):
     with pytest.raises(FileNotFoundError, match="d.tsv"):
         read_pairs(path)
     write(path, header="label\ttext")
-    with pytest.raises(ValueError, match="line 1: expected the columns .*, got label, text"):
+    with pytest.raises(ValueError, match="line 1: expected the columns .*, got 'label, text'"):
         read_pairs(path)
     path.write_bytes(HEADER.encode() + b"\r1\t1\t2\ta\tb" * 1000)
-    with pytest.raises(ValueError, match=r"line 1: .*, got Quality, .{,200}\.\.\.$"):
+    with pytest.raises(ValueError, match=r"line 1: .*, got 'Quality, .{,100}$"):
         read_pairs(path)
     path.write_bytes(HEADER.encode() + b"\n1\t1\t2\ta\tb\xff\n")
     with pytest.raises(ValueError, match=r"d\.tsv: line 2: not UTF-8"):
@@ -119,13 +112,6 @@ def test_metrics_are_those_of_scikit_learn(rows):
     assert found == pytest.approx(
         {"accuracy": accuracy, "f1": f1, "accuracy_and_f1": (accuracy + f1) / 2}
     )
-
-
-def test_metrics_need_as_many_predictions_as_labels():
-    with pytest.raises(ValueError, match="got 2 and 1"):
-        accuracy_and_f1(np.array([1]), np.array([1, 0]))
-    with pytest.raises(ValueError, match="got 0 and 0"):
-        accuracy_and_f1(np.array([]), np.array([]))
 
 
 def test_the_majority_is_a_baseline():

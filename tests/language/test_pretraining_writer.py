@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 from text_testing import assert_same
 
-from dlrm.language.data.loader import NO_TOKEN
-from dlrm.language.pretraining.dataset import open_pretraining
-from dlrm.language.pretraining.raw_text import read_sentences, text_files
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
+from dlrm.language import writer
+from dlrm.language.loader import NO_TOKEN
+from dlrm.language.pretraining import PretrainingDataset
+from dlrm.language.writer import (
+    PretrainingTextConfig,
+    read_sentences,
+    text_files,
+    write_dataset,
+)
 
 pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
@@ -55,49 +60,36 @@ def files_of(directory: Path) -> list[str]:
 
 
 def test_text_becomes_a_dataset(vocabulary, text, documents, tmp_path):
-    stages = []
-    summary = write_dataset(
-        config(vocabulary, num_shards=3),
-        text,
-        tmp_path / "out",
-        lambda *progress: stages.append(progress),
-    )
-    dataset = open_pretraining(tmp_path / "out", max_seq_length=32, verify_data="always")
-    assert files_of(tmp_path / "out") == [
-        "manifest.json",
-        *(f"part_0000{i}.hdf5" for i in range(3)),
-    ]
+    summary = write_dataset(config(vocabulary), [text], tmp_path / "out")
+    dataset = PretrainingDataset(tmp_path / "out", max_seq_length=32, verify_data="always")
+    assert files_of(tmp_path / "out") == ["manifest.json", "part_00000.hdf5"]
     sentences = [sentence for document in documents for sentence in document]
     words = sum(len(sentence.split()) for sentence in sentences)
     assert summary[:4] == (1, 60, len(sentences), words)
     batch = dataset.read(np.arange(dataset.num_samples))
-    assert (summary.rows, summary.shards) == (dataset.num_samples, 3)
-    assert summary.random_share == pytest.approx(batch.labels.double().mean().item())
-    assert summary.padding_share == pytest.approx((batch.ids == 0).double().mean().item(), abs=1e-3)
+    assert (summary.rows, summary.shards) == (dataset.num_samples, 1)
+    assert summary.random_rows == batch.labels.sum()
+    assert summary.row_tokens == batch.lengths.sum()
     assert summary.masked_tokens == (batch.masked_ids != NO_TOKEN).sum()
     assert (dataset.vocab_size, dataset.max_predictions) == (107, 5)
-    ends = {stage: (done, total) for stage, done, total in stages}
-    assert list(ends) == ["tokenize", "cut", "write"]
-    assert ends["tokenize"] == (text.stat().st_size,) * 2
-    assert ends["cut"] == (120, 120)
-    assert ends["write"] == (summary.rows,) * 2
 
 
-def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
+def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "SHARD_TOKENS", 1 << 19)  # in this process, which divides the rows
     for number in range(30):  # 3.2 MB and 450,000 tokens: several tasks of each kind
         lines = [f"{WORDS[number]} {WORDS[50 + document]} " * 25 for document in range(30)]
         (tmp_path / f"{number}.txt").write_text("\n".join(f"{line}\n" * 10 for line in lines))
     outputs = [tmp_path / str(processes) for processes in (1, 3)]
     for processes, output in zip((1, 3), outputs, strict=True):
-        sizes = {"max_seq_length": 128, "num_shards": 4, "dupe_factor": 3}
+        sizes = {"max_seq_length": 128, "dupe_factor": 3}
         files = sorted(tmp_path.glob("*.txt"))
         summary = write_dataset(config(vocabulary, processes=processes, **sizes), files, output)
     assert summary.documents == 900
     assert summary.rows > 10_000
-    assert len(files_of(outputs[0])) == 5
+    assert len(files_of(outputs[0])) > 3
     for name in files_of(outputs[0]):
         assert filecmp.cmp(outputs[0] / name, outputs[1] / name, shallow=False), name
-    batch = open_pretraining(outputs[0]).read(np.arange(summary.rows))
+    batch = PretrainingDataset(outputs[0]).read(np.arange(summary.rows))
     ids, row = batch.ids.numpy(), np.arange(summary.rows)[:, None]
     ids[row, batch.masked_positions] = np.where(
         batch.masked_ids == NO_TOKEN, ids[row, batch.masked_positions], batch.masked_ids
@@ -110,8 +102,8 @@ def test_any_number_of_processes_writes_the_same_bytes(vocabulary, tmp_path):
 
 def test_rows_depend_on_the_seed_and_repetitions_differ(vocabulary, text, tmp_path):
     def rows(**options):
-        write_dataset(config(vocabulary, **options), text, tmp_path / "out")
-        dataset = open_pretraining(tmp_path / "out")
+        write_dataset(config(vocabulary, **options), [text], tmp_path / "out")
+        dataset = PretrainingDataset(tmp_path / "out")
         return dataset.read(np.arange(dataset.num_samples))
 
     first, again, other = rows(), rows(), rows(seed=1)
@@ -125,8 +117,8 @@ def test_rows_are_in_a_random_order(vocabulary, tmp_path):
     lines = [f"{WORDS[i]} {WORDS[i]}" for i in range(100)]  # each row identifies its document
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(lines))
-    write_dataset(config(vocabulary, dupe_factor=3), path, tmp_path / "out")
-    ids = open_pretraining(tmp_path / "out").read(np.arange(300)).ids[:, 1]
+    write_dataset(config(vocabulary, dupe_factor=3), [path], tmp_path / "out")
+    ids = PretrainingDataset(tmp_path / "out").read(np.arange(300)).ids[:, 1]
     assert 0.4 < (ids.diff() > 0).double().mean() < 0.6
 
 
@@ -141,35 +133,21 @@ def test_files_may_be_compressed_empty_or_in_folders(vocabulary, documents, tmp_
     (folder / "AA" / "wiki_01.gz").write_bytes(gzip.compress(b"\n\n" + content + b"\n\n\n"))
     files = text_files([folder])
     assert [f.name for f in files] == ["wiki_00", "wiki_01.gz", "blank", "empty"]
-    (block,) = read_sentences(files)
-    assert block.texts == documents[0] * 2
-    assert len(set(block.documents)) == 2
-    assert block.bytes_read == sum(file.stat().st_size for file in files)
-    summary = write_dataset(config(vocabulary), folder, tmp_path / "out")
+    for file in files[:2]:
+        assert [text for text in read_sentences(file) if text] == documents[0]
+    summary = write_dataset(config(vocabulary), [folder], tmp_path / "out")
     assert summary[:3] == (4, 2, 2 * len(documents[0]))
 
 
 def test_sentences_may_be_alone_or_longer_than_a_row(vocabulary, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join([" ".join(WORDS), "wordaa", "\x00", " ".join(WORDS[::-1])]))
-    summary = write_dataset(config(vocabulary), path, tmp_path / "out")
+    summary = write_dataset(config(vocabulary), [path], tmp_path / "out")
     assert summary.documents == 3  # a sentence of control characters has no tokens
-    batch = open_pretraining(tmp_path / "out").read(np.arange(summary.rows))
+    batch = PretrainingDataset(tmp_path / "out").read(np.arange(summary.rows))
     assert batch.labels.all()
     assert batch.lengths.min() >= 5
     assert batch.lengths.max() == 32
-
-
-def test_blocks_do_not_cut_documents(documents, tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join("\n".join(document) for document in documents))
-    (whole,) = read_sentences([path])
-    blocks = list(read_sentences([path], block_bytes=100))
-    assert len(blocks) > 20
-    assert sum((block.texts for block in blocks), []) == whole.texts
-    assert sum((block.documents for block in blocks), []) == whole.documents
-    sizes = np.bincount(whole.documents)[1:]
-    assert sizes.tolist() == [len(document) for document in documents]
 
 
 def test_wikitext_is_cut_into_documents_and_sentences(tmp_path):
@@ -179,15 +157,10 @@ def test_wikitext_is_cut_into_documents_and_sentences(tmp_path):
         " He said : what ? \n \n = = Career = = \n \n A well @-@ known 2 @.@ 5 . \n"
         " = Next = \n = 2 \n"
     )
-    (block,) = read_sentences([path], "wikitext")
-    assert block.texts == [
-        "Robert is an actor .",
-        "He was born in 1,969 .",
-        "He said : what ?",
-        "A well-known 2.5 .",
-        "= 2",
+    assert [*read_sentences(path, "wikitext")] == [
+        *(None, None, "Robert is an actor .", "He was born in 1,969 .", "He said : what ?"),
+        *("A well-known 2.5 .", None, "= 2"),
     ]
-    assert np.diff(block.documents).tolist() == [0, 0, 0, 1]
 
 
 def test_what_is_wrong_with_the_input_is_named(vocabulary, text, tmp_path):
@@ -199,53 +172,49 @@ def test_what_is_wrong_with_the_input_is_named(vocabulary, text, tmp_path):
         assert not out.exists()
         assert not list(tmp_path.glob(".*"))
 
-    refused(tmp_path / "none", FileNotFoundError, "none: no such file or directory")
+    refused([tmp_path / "none"], FileNotFoundError, "none: no such file or directory")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path / "folder", FileNotFoundError, "folder: expected text files, found none")
+    refused([tmp_path / "folder"], FileNotFoundError, "folder: expected text files, found none")
     path = tmp_path / "text.txt"
     path.write_bytes(b"wordaa\n\nwordab wordac\nword\xff\n")
-    refused(path, ValueError, r"text.txt: line 4: not UTF-8: invalid start byte")
-    refused(path, ValueError, r"text.txt: line 4: not UTF-8", processes=2)
+    refused([path], ValueError, r"text.txt: line 4: not UTF-8: invalid start byte")
+    refused([path], ValueError, r"text.txt: line 4: not UTF-8", processes=2)
     path.write_bytes(gzip.compress(text.read_bytes())[:-20])
-    refused(path, ValueError, r"text.txt: after line \d+: not a whole gzip file")
+    refused([path], ValueError, r"text.txt: after line \d+: not a whole gzip file")
     path.write_text(" \n\n")
     refused([path, path], ValueError, "text.txt, .*text.txt: expected sentences, found none")
     path.write_text("wordaa\nwordab\n")
-    refused(path, ValueError, r"text.txt: expected two documents .* got one \(blank lines are")
-    refused(path, ValueError, "got one .headings like ` = Title = `", input_format="wikitext")
-    path.write_text("wordaa\n\nwordab\n")
-    refused(path, ValueError, "--num_shards: expected at most one a row, 4, got 5", num_shards=5)
+    refused([path], ValueError, r"text.txt: expected two documents .* got one \(blank lines are")
+    refused([path], ValueError, "got one .headings like ` = Title = `", input_format="wikitext")
     no_mask = tmp_path / "no_mask.txt"
     no_mask.write_text("\n".join([*SPECIAL[:4], *WORDS]))
     with pytest.raises(ValueError, match=r"no_mask.txt: .*\[MASK\]"):
-        write_dataset(config(no_mask), text, out)
+        write_dataset(config(no_mask), [text], out)
     assert not out.exists()
 
 
 def test_an_earlier_dataset_is_replaced_and_nothing_else(vocabulary, text, tmp_path):
     out = tmp_path / "out"
-    write_dataset(config(vocabulary, num_shards=2), text, out)
-    write_dataset(config(vocabulary), text, out)
+    write_dataset(config(vocabulary, dupe_factor=1), [text], out)
+    write_dataset(config(vocabulary), [text], out)
     assert len(files_of(out)) == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
     with pytest.raises(FileExistsError, match="mine: exists and has no manifest.json"):
-        write_dataset(config(vocabulary), text, tmp_path / "mine")
+        write_dataset(config(vocabulary), [text], tmp_path / "mine")
     assert json.loads((out / "manifest.json").read_text())["made_with"] == {
         "input_format": "sentences",
         "seed": 12345,
         "dupe_factor": 2,
-        "masked_lm_prob": 0.15,
-        "short_seq_prob": 0.1,
     }
 
 
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        *(("vocab_file", ""), ("dupe_factor", 0), ("num_shards", 0), ("processes", 0)),
+        *(("vocab_file", ""), ("dupe_factor", 0), ("processes", 0)),
         *(("input_format", "csv"), ("max_seq_length", 7), ("max_predictions_per_seq", 0)),
-        *(("max_predictions_per_seq", 126), ("masked_lm_prob", 0.0), ("short_seq_prob", 1.5)),
+        ("max_predictions_per_seq", 126),
         ("seed", -1),
     ],
 )

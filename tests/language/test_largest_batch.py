@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm.language.largest_batch import largest_batch
+from dlrm.language.command import largest_batch
 
 pytestmark = pytest.mark.long
 

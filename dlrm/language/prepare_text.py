@@ -14,12 +14,11 @@ one is replaced.
 import os
 import sys
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.language.data.config import PretrainingTextConfig
+from dlrm.language.config import PretrainingTextConfig
 from dlrm.settings import REQUIRED, setting
 
 
@@ -44,17 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
-    from dlrm.language.pretraining.report import Bars, summary_text
-    from dlrm.language.pretraining.writer import write_dataset
+    from dlrm.language.writer import write_dataset
 
     processes = values["processes"] or len(os.sched_getaffinity(0))
     started, config = time.monotonic(), values.config(PretrainingTextConfig, processes=processes)
-    if config.processes > 1:  # each process uses one core
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with closing(Bars()) as bars:
-        summary = write_dataset(config, list(values["source"]), values["output"], bars)
-    print(summary_text(summary, time.monotonic() - started))
-    print(f"{values['output']}: complete")
+    done = write_dataset(config, values["source"], values["output"])
+    rate, padding = done.rows / (time.monotonic() - started), done.rows * config.max_seq_length
+    print(
+        f"read: {done.files:,} file{'s' * (done.files != 1)}, {done.documents:,} documents, "
+        f"{done.sentences:,} sentences, {done.tokens:,} tokens\n"
+        f"rows: {done.rows:,} in {done.shards:,} files, {rate:,.0f} a second; "
+        f"{done.masked_tokens / done.rows:.1f} masked tokens a row, "
+        f"{done.random_rows / done.rows:.1%} of the rows with B from elsewhere, "
+        f"{1 - done.row_tokens / padding:.1%} padding\n{values['output']}: complete"
+    )
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlrm.language.data.squad import (
-    Answer,
+from dlrm.language.squad import (
     Question,
     SquadFeatures,
     exact_match_and_f1,
     predict_answers,
     read_squad,
-    write_predictions,
 )
-from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -26,17 +24,17 @@ VOCABULARY = [*SPECIAL_TOKENS, *LETTERS, "cafe", "##s", "1895", "1943", "(", ")"
 def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def question(context, answer=None, asked="q", id="id", start=None):
-    start = context.index(answer) if start is None and answer else start
-    answers = () if answer is None else (Answer(answer, start),)
-    return Question(id, asked, context, answers, "file.json: article 0")
+    answer = answer or context.split()[0]
+    start = context.index(answer) if start is None else start
+    return Question(id, asked, context, ((answer, start),), "file.json: article 0 (id)")
 
 
 def text_of(tokenizer, ids):
-    return " ".join(tokenizer.tokens[id] for id in ids)
+    return " ".join(VOCABULARY[id] for id in ids)
 
 
 def one_hot(features, spans):
@@ -62,7 +60,6 @@ def test_windows_and_spans_of_a_known_context(tokenizer):
     assert batch.lengths.tolist() == features.lengths.tolist() == [10, 10, 10, 9]
     assert batch.spans.tolist() == [[0, 0], [0, 0], [6, 7], [0, 0]]
     assert features.num_masked is None
-    assert SquadFeatures([asked], tokenizer, training=False).read(np.array([0])).spans is None
 
 
 def windows_by_definition(tokens, room, stride):
@@ -79,7 +76,7 @@ def windows_by_definition(tokens, room, stride):
 @settings(max_examples=50)
 def test_windows_are_those_of_the_definition(tokenizer, sizes, room, stride):
     questions = [question("a " * n, asked="b " * (n % 3), id=str(n)) for n in sizes]
-    features = SquadFeatures(questions, tokenizer, room + 5, stride, 1, training=False)
+    features = SquadFeatures(questions, tokenizer, room + 5, stride, 1)
     found = zip(
         *(features.question_of_window, features.window_starts, features.window_lengths), strict=True
     )
@@ -96,7 +93,7 @@ def test_windows_are_those_of_the_definition(tokenizer, sizes, room, stride):
         ("x (1895-1943). y", "1895", "1895"),
         ("x (1895-1943). y", "1895-1943", "1895 - 1943"),
         ("x a's. b", "a", "a"),
-        ("b 1895.) c", "189", "1895 . )"),  # it ends within a token: takes the whole word
+        ("b 1895.) c", "189", "1895"),  # it ends within a token
         ("b cafés b", " cafés ", "cafe ##s"),
         ("a b\u202fc", "b", "b"),
         ("a 1895-1895 b", "1895-1895", "1895 - 1895"),
@@ -153,7 +150,7 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
         for number, size in enumerate([1, 7, 30, 60, 45, 90])
     ]
     length = [16, 24, 40, 60][seed]
-    features = SquadFeatures(questions, tokenizer, length, 5 + 3 * seed, 4, training=False)
+    features = SquadFeatures(questions, tokenizer, length, 5 + 3 * seed, 4)
     shape = (2, features.num_samples, length)
     start, end = random.integers(-4, 5, shape).astype(np.float32)  # many equal sums
     start[:, ::3] += 4
@@ -164,39 +161,6 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
         words = asked.context.split()
         first, last = best.get(number, (0, -1))
         assert found[asked.id] == " ".join(words[first : last + 1])
-
-
-def test_the_window_with_most_context_has_the_word(tokenizer):
-    """Adds a hundredth of the length: token 223 has 22 neighbors in the longer window."""
-    asked = question(" ".join("abcdefghij" * 30))
-    features = SquadFeatures([asked], tokenizer, 250, 200, 1, training=False)
-    assert features.window_lengths.tolist() == [246, 100]
-    for token, window in [(199, 0), (222, 0), (223, 0), (224, 1), (245, 1)]:
-        start, end = np.zeros((2, 2, 250), np.float32)
-        for row in (0, 1):  # each has its own end
-            place = token - features.window_starts[row] + features.first_places[row]
-            start[row, place] = 1
-            end[row, min(place + row, 248)] = 1
-        words = predict_answers(features, start, end)["id"].split()
-        context = [min(token, 245 - token) + 2.46, min(token - 200, 299 - token) + 1.0]
-        assert window == int(context[1] > context[0])
-        assert len(words) == 1 + window, token
-
-
-def test_only_the_best_20_and_answers_of_30_tokens_count(tokenizer):
-    features = SquadFeatures([question(" ".join("abcdefghij" * 4))], tokenizer, 64, 64, 9, False)
-    start, end = np.zeros((2, 1, 64), np.float32)
-    start[0, 0], start[0, 3], end[0, 32], end[0, 33] = 9, 2, 2, 3
-    assert len(predict_answers(features, start, end)["id"].split()) == 30
-    features = SquadFeatures([question("a " * 59)], tokenizer, 64, 64, 9, False)
-    end[:] = 0
-    end[0, 10:12] = [2, 1]
-    start[0, 3], start[0, 0] = 0, 0
-    start[0, 20:40] = 2
-    assert predict_answers(features, start, end)["id"] == ""
-    start[0, 39] = 0
-    start[0, 5] = 1
-    assert predict_answers(features, start, end)["id"].split() == ["a"] * 6
 
 
 def test_what_follows_a_window_is_not_looked_at(tokenizer):
@@ -216,26 +180,6 @@ def test_answers_stand_as_in_the_context(tokenizer):
     assert predict_answers(features, *across) == {"id": "a  (Cafe\u0301) B"}
 
 
-@pytest.mark.parametrize(
-    ("context", "place", "answer"),
-    [
-        ("\u0301abc d", 3, "\u0301abc"),
-        ("\ufeffabc d", 3, "\ufeffabc"),
-        ("d \u0301\u0302abc", 4, "\u0301\u0302abc"),
-        ("a\u0301-b", 5, "b"),
-        ("(\u0301b", 4, "b"),  # a mark on the parenthesis
-    ],
-)
-def test_an_answer_keeps_the_marks_before_its_first_letter(tokenizer, context, place, answer):
-    features = SquadFeatures([question(context, "d", start=0)], tokenizer, training=False)
-    tokens = [tokenizer.tokens[id] for id in features.read(np.array([0])).ids[0].tolist()]
-    last = place
-    while tokens[last + 1] in answer:
-        last += 1
-    logits = one_hot(features, np.array([[place, last]]))
-    assert predict_answers(features, *logits) == {"id": answer}
-
-
 def test_a_question_without_a_pair_has_an_empty_answer(tokenizer):
     features = SquadFeatures([question("a b", "b")], tokenizer)
     start, end = np.full((2, 1, 384), -np.inf, np.float32)
@@ -248,10 +192,8 @@ def test_logits_that_are_no_numbers_are_named(tokenizer, value):
     logits = np.zeros((1, 384), np.float32)
     wrong = logits.copy()
     wrong[0, 4] = value
-    with pytest.raises(ValueError, match=f"end logits: window 0, token 4: .* got {value}"):
+    with pytest.raises(ValueError, match=f"logits of window 0: expected finite .* got {value}"):
         predict_answers(features, logits, wrong)
-    with pytest.raises(ValueError, match=r"start logits: expected shape \(1, 384\), got \(2, 384"):
-        predict_answers(features, np.zeros((2, 384)), logits)
 
 
 @pytest.mark.parametrize(
@@ -261,26 +203,19 @@ def test_logits_that_are_no_numbers_are_named(tokenizer, value):
         (question("a b c", "b", start=-3), "not at character -3"),
         (question("a b c", "c", start=90), "not at character 90"),
         (question("a b c", "d", start=1), r"article 0 \(id\): the answer 'd' is not at"),
-        (question("a b c"), "expected an answer, got none"),
         (question("a \u200b c", "\u200b", start=2), "no token in the answer"),
-        (question("\u200b"), "the context has no token"),
+        (question("\u200b", "\u200b"), "the context has no token"),
     ],
 )
 def test_wrong_answers_are_named(tokenizer, asked, message):
     with pytest.raises(ValueError, match=message):
-        SquadFeatures([asked], tokenizer, training="no token" not in message or asked.answers)
+        SquadFeatures([asked], tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((10, 3, 7), "--max_seq_length 10: expected at least --max_query_length 7 and 4 more"),
-        ((30, 0, 7), "--doc_stride 0: expected 1 or more"),
-    ],
-)
-def test_impossible_sizes_are_named(tokenizer, sizes, message):
+def test_impossible_sizes_are_named(tokenizer):
+    message = "--max_seq_length 10: expected at least --max_query_length 7 and 4 more"
     with pytest.raises(ValueError, match=message):
-        SquadFeatures([question("a b", "b")], tokenizer, *sizes)
+        SquadFeatures([question("a b", "b")], tokenizer, 10, 3, 7)
 
 
 def content(**changes):
@@ -302,11 +237,9 @@ def write(path, value):
 
 
 def test_files_are_read(tmp_path):
-    place = f"{tmp_path / 'd.json'}: article 0, paragraph 0, question 0"
-    expected = [Question("1", "q", "a b", (Answer("a", 0),), place)]
+    place = f"{tmp_path / 'd.json'}: article 0, paragraph 0, question 0 ('1')"
+    expected = [Question("1", "q", "a b", (("a", 0),), place)]
     assert read_squad(write(tmp_path / "d.json", content())) == expected
-    unanswered = read_squad(write(tmp_path / "e.json", content(answers=None)), with_answers=False)
-    assert unanswered[0].answers == ()
 
 
 WHERE = r"d\.json: article 0, paragraph 0"
@@ -315,11 +248,12 @@ WHERE = r"d\.json: article 0, paragraph 0"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context": None}, rf"{WHERE}: expected a field context, has .qas."),
+        ({"context": None}, rf"{WHERE}: expected an object with context, got {{"),
         ({"context": " \n"}, rf"{WHERE}: expected a context, got an empty one"),
         ({"qas": []}, r"d\.json: expected at least one question"),
         ({"answers": []}, rf"{WHERE}, question 0 \('1'\): expected at least one answer, got none"),
         ({"answer_start": True}, "answer_start: expected an integer, got True"),
+        ({"question": "b\ud800"}, "question, character 1: .* half of a surrogate pair"),
     ],
 )
 def test_wrong_fields_are_named(tmp_path, changes, message):
@@ -333,7 +267,7 @@ def test_wrong_fields_are_named(tmp_path, changes, message):
         (b'{"data": [\n1,, 2]}', r"d\.json: line 2, column 3: no JSON: Expecting value"),
         (b'{"data": "\xff"}', r"d\.json: byte 10: .*not UTF-8"),
         (b"[" * 100_000, r"d\.json: expected lists and maps at most"),
-        (b"[]", r"d\.json: expected an object, got \[\]"),
+        (b"[]", r"d\.json: expected an object with data, got \[\]"),
     ],
 )
 def test_malformed_files_are_named(tmp_path, data, message):
@@ -345,7 +279,7 @@ def test_malformed_files_are_named(tmp_path, data, message):
 def test_ids_that_are_there_twice_are_named(tmp_path):
     twice = content()
     twice["data"] *= 2
-    message = r"article 1, paragraph 0, question 0: id '1' is there twice, first in .*article 0"
+    message = r"article 1, paragraph 0, question 0 \('1'\): .* twice, first in .*article 0"
     with pytest.raises(ValueError, match=message):
         read_squad(write(tmp_path / "d.json", twice))
 
@@ -377,7 +311,7 @@ def test_metrics_are_those_of_the_definition(cases):
     questions, answers, exact, f1 = [], {}, [], []
     for number, (predicted, gold) in enumerate(cases):
         texts = [" ".join(words) for words in gold]
-        questions.append(Question(str(number), "", "", tuple(Answer(t, 0) for t in texts)))
+        questions.append(Question(str(number), "", "", tuple((t, 0) for t in texts)))
         answers[str(number)] = "  ".join(predicted)
         scores = [scores_by_definition(answers[str(number)], text) for text in texts]
         exact.append(max(score[0] for score in scores))
@@ -391,26 +325,12 @@ def test_metrics_of_known_answers():
     assert exact_match_and_f1([gold], {"id": "cat sat"}) == {"exact_match": 100, "f1": 100}
     half = exact_match_and_f1([gold, gold._replace(id="none")], {"id": "a cat ran"})
     assert half == {"exact_match": 0, "f1": 25}
-    with pytest.raises(ValueError, match="expected an answer"):
-        exact_match_and_f1([question("a")], {})
-    with pytest.raises(ValueError, match="at least one question"):
-        exact_match_and_f1([], {})
-
-
-def test_predictions_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "predictions.json"
-    write_predictions(path, {"1": "é", "2": ""})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"1": "é", "2": ""}
-    with pytest.raises(TypeError):
-        write_predictions(path, {"1": object()})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"1": "é", "2": ""}
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (128, 64)])
 def test_real_questions_are_answered_from_their_own_spans(shared_data, length, stride):
     """Finds all but one of 1,089 gold answers: that one ends within a token."""
-    tokenizer = load_tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
+    tokenizer = Tokenizer(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     count, missed = 0, []
     for name in ("train-v1.1.slice.json", "xquad_en_shared.json"):
         questions = read_squad(shared_data / "squad" / name)
@@ -422,8 +342,6 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
             scores = exact_match_and_f1([asked], answers)
             count += 1
             if scores != {"exact_match": 100, "f1": 100}:
-                missed.append((asked.answers[0].text, answers[asked.id]))
+                missed.append((asked.answers[0][0], answers[asked.id]))
     assert count == 1089
-    assert missed == [
-        ("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700,000")
-    ]
+    assert missed == [("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700")]

@@ -1,4 +1,4 @@
-"""Makes BERT's pre-training rows from documents: pairs of segments, and masked tokens.
+"""Pre-training rows of BERT from documents: pairs of segments, masked tokens, and HDF5 files.
 
 The procedure is that of Devlin et al., 2019, appendix A.2, as in Google's, NVIDIA's and Graphcore's
 programs. All functions are pure: random numbers are keyed by the seed and by their purpose, and are
@@ -9,17 +9,24 @@ once.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.language.data.config import NUM_SPECIAL, RowConfig
-from dlrm.language.data.wordpiece import Slices, Tokenizer
-from dlrm.language.pretraining.hdf5 import TextRows
+from dlrm.command_line import missing_extra
+from dlrm.language.config import NUM_SPECIAL, PretrainingTextConfig
+from dlrm.language.wordpiece import Tokenizer, Tokens
 
-A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
+KIND = "pre-training dataset"
+FIELDS = {  # of NVIDIA's files, with the dtypes that are written
+    **{"input_ids": "i4", "input_mask": "i1", "segment_ids": "i1"},
+    **{"masked_lm_positions": "i4", "masked_lm_ids": "i4", "next_sentence_labels": "i1"},
+}
 _PAIRS, _MASKS = 1, 2  # purposes of random numbers
+_SHARE_MASKED = 0.15  # of a row's tokens
+_SHARE_SHORT = 0.1  # of the documents, which are cut into shorter rows than would fit
 _SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to predict; the rest become random ones
 
 
@@ -28,21 +35,19 @@ class Documents(NamedTuple):
 
     Attributes:
         tokens: tokens of all sentences, concatenated, `[tokens]`.
-        sentences: start of each sentence in `tokens`, and the end of the last, `[sentences + 1]`,
-            int64; none is empty.
-        documents: first sentence of each document, and the end of the last, `[documents + 1]`,
-            int64; none is empty.
+        sentences: start of each sentence in `tokens`, and the end of the last; none is empty.
+        documents: first sentence of each document, and the end of the last; none is empty.
     """
 
     tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    sentences: Sequence[int]
+    documents: Sequence[int]
 
 
 def segment_pairs(
-    documents: Documents, first: int, last: int, repetition: int, config: RowConfig
-) -> np.ndarray:
-    """Cuts documents into pairs of segments, which together fill a row or are shorter.
+    documents: Documents, number: int, repetition: int, config: PretrainingTextConfig
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Cuts a document into pairs of segments, which together fill a row or are shorter.
 
     Of consecutive sentences that fill a row, the first few are A. In half the pairs, and if A has
     all of them, B comes from another document, and the sentences after A are used again. Otherwise
@@ -50,58 +55,35 @@ def segment_pairs(
 
     Args:
         documents: all documents, at least two.
-        first: the first document to cut.
-        last: the document after the last one to cut.
-        repetition: number from 0; each cuts the documents differently.
+        number: the document to cut.
+        repetition: number from 0; each cuts the document differently.
 
-    Returns:
-        Start and end of A and of B in the tokens, and whether B is from another document, `[pairs,
-        5]`, int64.
+    Yields:
+        Start and end of A and of B in the tokens, and whether B is from another document.
     """
-    sentences = memoryview(np.ascontiguousarray(documents.sentences))  # type: ignore[arg-type]
-    starts = memoryview(np.ascontiguousarray(documents.documents))  # type: ignore[arg-type]
-    pairs: list[tuple[int, int, int, int, int]] = []
-    for document in range(first, last):
-        _cut_document(sentences, starts, document, repetition, config, pairs)
-    return np.array(pairs, np.int64).reshape(-1, 5)
-
-
-def _cut_document(
-    sentences: memoryview,
-    starts: memoryview,
-    document: int,
-    repetition: int,
-    config: RowConfig,
-    pairs: list[tuple[int, int, int, int, int]],
-) -> None:
-    """Appends the pairs of a document."""
-    random = Random((config.seed << 96) | (repetition << 64) | (document << 8) | _PAIRS).random
+    _, sentences, starts = documents
+    random = Random((config.seed << 96) | (repetition << 64) | (number << 8) | _PAIRS).random
     most = config.max_seq_length - NUM_SPECIAL
-    target = most
-    if random() < config.short_seq_prob:
-        target = 2 + int(random() * (most - 1))
-    begin, end = starts[document], starts[document + 1]
+    target = 2 + int(random() * (most - 1)) if random() < _SHARE_SHORT else most
+    begin, end = starts[number], starts[number + 1]
     while begin < end:
         chunk_end = bisect_left(sentences, sentences[begin] + target, begin + 1, end)
         a_end = begin + 1
         if chunk_end > a_end:
             a_end += int(random() * (chunk_end - a_end))
         is_random = chunk_end == begin + 1 or random() < 0.5
+        b_begin, b_end = a_end, chunk_end
         if is_random:
             other = int(random() * (len(starts) - 2))
-            other += other >= document
+            other += other >= number
             b_begin, b_end = starts[other], starts[other + 1]
             b_begin += int(random() * (b_end - b_begin))
             missing = target - (sentences[a_end] - sentences[begin])
             b_end = bisect_left(sentences, sentences[b_begin] + missing, b_begin + 1, b_end)
-        else:
-            b_begin, b_end = a_end, chunk_end
-        a, b = (sentences[begin], sentences[a_end]), (sentences[b_begin], sentences[b_end])
-        cut = _excess(a[1] - a[0], b[1] - b[0], most)
-        (a0, a1), (b0, b1) = (
-            _cut_ends(segment, number, random) for segment, number in zip((a, b), cut, strict=True)
-        )
-        pairs.append((a0, a1, b0, b1, int(is_random)))
+        a0, a1, b0, b1 = (sentences[at] for at in (begin, a_end, b_begin, b_end))
+        fewer_a, fewer_b = _excess(a1 - a0, b1 - b0, most)
+        pair = (*_cut_ends(a0, a1, fewer_a, random), *_cut_ends(b0, b1, fewer_b, random))
+        yield (*pair, int(is_random))
         begin = a_end if is_random else chunk_end
 
 
@@ -117,34 +99,32 @@ def _excess(a: int, b: int, most: int) -> tuple[int, int]:
     return rest // 2, from_longer + rest - rest // 2
 
 
-def _cut_ends(segment: tuple[int, int], number: int, random) -> tuple[int, int]:
+def _cut_ends(begin: int, end: int, number: int, random: Any) -> tuple[int, int]:
     """Removes a number of tokens, each from the front or the back at random."""
     from_front, left = 0, number
     while left > 0:
         coins = min(left, 32)
         from_front += int(random() * (1 << coins)).bit_count()
         left -= coins
-    return segment[0] + from_front, segment[1] - (number - from_front)
+    return begin + from_front, end - (number - from_front)
 
 
 def make_rows(
-    tokens: np.ndarray, pairs: np.ndarray, tokenizer: Tokenizer, config: RowConfig, part: int
-) -> TextRows:
-    """Fills rows with pairs and masks their tokens.
+    a: Tokens, b: Tokens, tokenizer: Tokenizer, config: PretrainingTextConfig, part: int
+) -> tuple[np.ndarray, ...]:
+    """Fills rows with pairs of segments and masks their tokens.
 
     Args:
-        pairs: results of `segment_pairs`, in any order.
         tokenizer: source of special tokens and of random ones.
-        config: lengths, shares and seed.
         part: a different number for each call, so that each has its own random numbers.
+
+    Returns:
+        The arrays of `FIELDS`, of any dtype, but for the labels. Positions and ids of masked tokens
+        are in ascending order, then zeros.
     """
-    a, b = (
-        Slices(tokens, pairs[:, begin], pairs[:, end] - pairs[:, begin])
-        for begin, end in ((A_BEGIN, A_END), (B_BEGIN, B_END))
-    )
-    ids, _, lengths = tokenizer.join_pairs(a, b, config.max_seq_length)
-    num_masked = masked_count(lengths, config)
+    ids, segments, lengths = tokenizer.join_pairs(a, b, config.max_seq_length)
     random = np.random.SFC64([config.seed, part, _MASKS])
+    num_masked = masked_count(lengths, config)
     positions = _positions(random, a.lengths, lengths, num_masked, config)
     unused = np.arange(positions.shape[1]) >= num_masked[:, None]
     masked_ids = np.take_along_axis(ids, positions, axis=1)
@@ -156,13 +136,13 @@ def make_rows(
     row, place = np.nonzero(~unused)
     ids[row, positions[row, place]] = shown[row, place]
     positions[unused], masked_ids[unused] = 0, 0
-    facts = np.stack([lengths, a.lengths + 2, num_masked, pairs[:, IS_RANDOM]], axis=1)
-    return TextRows(ids, facts, positions, masked_ids)
+    mask = np.arange(config.max_seq_length) < lengths[:, None]
+    return ids, mask, segments, positions, masked_ids
 
 
-def masked_count(lengths: np.ndarray, config: RowConfig) -> np.ndarray:
+def masked_count(lengths: np.ndarray, config: PretrainingTextConfig) -> np.ndarray:
     """Returns the numbers of masked tokens in rows of given lengths, which include special ones."""
-    share = np.rint(lengths * config.masked_lm_prob).astype(np.int64)
+    share = np.rint(lengths * _SHARE_MASKED).astype(np.int64)
     return np.minimum(config.max_predictions_per_seq, np.maximum(1, share))
 
 
@@ -171,7 +151,7 @@ def _positions(
     a_lengths: np.ndarray,
     lengths: np.ndarray,
     num_masked: np.ndarray,
-    config: RowConfig,
+    config: PretrainingTextConfig,
 ) -> np.ndarray:
     """Returns random ascending positions of ordinary tokens; any after the first `num_masked`."""
     place = np.arange(config.max_seq_length)
@@ -187,3 +167,12 @@ def _positions(
     positions.sort(axis=1)
     positions[unused] = 0
     return positions
+
+
+def h5py() -> Any:
+    """Returns the library, or raises ValueError that tells how to install it."""
+    try:
+        import h5py as library
+    except ImportError as error:
+        raise ValueError(f"HDF5: {missing_extra(error, 'text')}") from error
+    return library

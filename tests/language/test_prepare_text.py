@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dlrm.language.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining import PretrainingDataset
 
 pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
@@ -19,7 +19,7 @@ def prepare(tmp_path):
     )
 
     def run(*flags):
-        module = "dlrm.language.pretraining.command"
+        module = "dlrm.language.prepare_text"
         given = ["--source=text.txt", "--vocab_file=vocab.txt", "--output=out", *flags]
         return subprocess.run(
             [sys.executable, "-m", module, *given],
@@ -35,7 +35,7 @@ def prepare(tmp_path):
 def test_the_command_writes_a_dataset_and_says_what_is_in_it(prepare, tmp_path):
     done = prepare("--max_seq_length=16", "--max_predictions_per_seq=3", "--processes=2")
     assert done.returncode == 0, done.stderr
-    dataset = open_pretraining(tmp_path / "out", verify_data="always")
+    dataset = PretrainingDataset(tmp_path / "out", verify_data="always")
     assert (dataset.length, dataset.max_predictions, dataset.vocab_size) == (16, 3, 8)
     assert "read: 1 file, 3 documents, 4 sentences, 13 tokens" in done.stdout
     assert re.search(

@@ -1,6 +1,5 @@
 """The command of BERT, as a user runs it, on few and short texts."""
 
-import csv
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_dataset
+from dlrm.language.writer import PretrainingTextConfig, write_dataset
 from dlrm.tasks import run as runs
 
 pytestmark = pytest.mark.long
@@ -172,37 +171,19 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
     assert [float(rate) for rate in rates] == pytest.approx(expected, abs=1e-6)
 
 
-def test_evaluation_goes_over_all_checkpoints_or_takes_one(texts, capsys):
-    finetune("squad", "--epochs=2", "--checkpoint_freq=3", "--save_checkpoint_path=run")
-    names = sorted(path.name for path in (texts / "run").glob("step-*"))
-    assert len(names) > 2
-    best = command("--mode=evaluate", "--load_checkpoint_path=run", "--dataset=.")
-    with open(texts / "run" / "evaluation.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["checkpoint"] for row in rows] == names
-    assert best["best_f1"] == max(float(row["f1"]) for row in rows)
-    answers = json.loads((texts / "predictions.json").read_text())
-    assert answers.keys() == {f"dev-v1.1.json-{number}" for number in range(6)}
-    one = ("--mode=evaluate", f"--load_checkpoint_path=run/{names[-1]}", "--dataset=.")
-    metrics = command(*one, "--predictions=own.json")
-    assert metrics["test_f1"] == pytest.approx(float(rows[-1]["f1"]))
-    assert json.loads((texts / "own.json").read_text()).keys() == answers.keys()
-    capsys.readouterr()
-    command("--mode=evaluate", "--load_checkpoint_path=run", "--dataset=.")
-    assert capsys.readouterr().out.count("evaluation.csv already") == len(names)
-    assert json.loads((texts / "predictions.json").read_text()) == answers  # those of the best
-    other = ("--mode=evaluate", "--load_checkpoint_path=run", "--dataset=.", "--doc_stride=1")
-    command(*other, "--max_query_length=1")
-    assert "evaluation.csv already" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("task", ["pretrain", "mrpc"])
-def test_evaluation_of_other_tasks(texts, task):
-    train = {"pretrain": pretrain, "mrpc": lambda *flags: finetune("mrpc", *flags)}[task]
-    data = GENERATED if task == "pretrain" else ("--dataset=.",)
-    trained = train("--epochs=1", "--save_checkpoint_path=run")
+@pytest.mark.parametrize("task", ["pretrain", "mrpc", "squad"])
+def test_evaluation_tests_the_best_checkpoint(texts, task):
+    best = ("--epochs=2", "--checkpoint_freq=3", "--save_checkpoint_path=run")
+    if task == "pretrain":
+        trained, data = pretrain(*best), GENERATED
+    else:
+        trained, data = finetune(task, *best), ("--dataset=.",)
     metrics = command("--mode=evaluate", "--load_checkpoint_path=run", *data)
-    assert metrics["best_loss"] == pytest.approx(trained["test_loss"], rel=1e-5)
+    for name in ("loss", {"squad": "f1", "mrpc": "accuracy"}.get(task, "masked_accuracy")):
+        assert metrics[f"test_{name}"] == pytest.approx(trained[f"test_{name}"], rel=1e-5)
+    if task == "squad":
+        answers = json.loads((texts / "predictions.json").read_text())
+        assert answers.keys() == {f"dev-v1.1.json-{number}" for number in range(6)}
 
 
 def test_weights_of_others_are_fine_tuned_and_evaluated(texts, capsys):
@@ -281,19 +262,8 @@ def test_prepared_text_is_pretrained_on(texts, capsys):
     assert f"train: {summary.rows:,} rows of" in capsys.readouterr().out
     words = weights(texts / "run")["bert.embeddings.word_embeddings.weight"]
     assert len(words) == 18  # the dataset's vocabulary
-    with pytest.raises(
-        ValueError, match="expected sequence length 64 .*got 32; --pad_to_seq_length"
-    ):
+    with pytest.raises(ValueError, match="expected rows of --max_seq_length 64, got 32"):
         command("--mode=pretrain", *data, *SMALL, *RUN, "--max_seq_length=64")
-    command(
-        "--mode=pretrain",
-        *data,
-        *SMALL,
-        *RUN,
-        "--max_seq_length=64",
-        "--pad_to_seq_length",
-        "--max_steps=1",
-    )
 
 
 @pytest.mark.parametrize("latency", ["low", "minimum"])
@@ -360,17 +330,21 @@ def test_options_reach_the_training(flags):
         (["--mode=pretrain", "--task=squad"], "--task squad contradicts --mode pretrain"),
         (["--mode=finetune", "--task=pretrain"], "--task pretrain is of --mode pretrain"),
         (["--mode=finetune", "--task=mrpc"], "--dataset: expected a path, or --data generated"),
-        (["--mode=pretrain", "--phase=3"], "--phase 3: expected 1 or 2"),
+        (["--mode=pretrain", "--phase=3"], "--phase=3"),
         (["--mode=finetune", "--task=squad", "--phase=2"], "--phase 2 is of --mode pretrain"),
         (["--mode=pretrain", "--size=huge"], "--size=huge: value should be one of <base.large"),
         (["--mode=pretrain", "--num_heads=7"], "--num_heads 7"),
         (["--mode=pretrain", "--batch_size=few"], "--batch_size few"),
         (["--mode=pretrain", "--batch_size=0"], "--batch_size 0"),
         (["--mode=pretrain", "--layers_per_stage=3,3"], "add up to the 12 layers"),
-        (["--mode=pretrain", *["--layers_per_stage=12", "--encoder_start_stage=2"]], "0 or 1"),
-        (["--mode=pretrain", "--length_window=-1"], "--length_window -1"),
+        (
+            ["--mode=pretrain", *["--layers_per_stage=12", "--encoder_start_stage=2"]],
+            "--encoder_start_stage=2",
+        ),
+        (["--mode=pretrain", "--length_window=-1"], "--length_window=-1"),
+        (["--mode=pretrain", "--doc_stride=0"], "--doc_stride=0"),
         (["--mode=pretrain", "--resume"], "--resume needs --mode pretrain or finetune and"),
-        (["--mode=pretrain", "--total_steps=0"], "--total_steps 0"),
+        (["--mode=pretrain", "--total_steps=0"], "--total_steps=0"),
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
     ],
@@ -404,5 +378,5 @@ def test_mistakes_in_files_are_named(texts):
     with pytest.raises(ValueError, match="18 tokens, more than --vocab_size 10"):
         command(*own, "--vocab_file=vocab.txt", "--vocab_size=10")
     (texts / "dev.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match="dev.tsv: no such file"):
+    with pytest.raises(FileNotFoundError, match="No such file .*dev.tsv"):
         command(*own, "--vocab_file=vocab.txt")

@@ -4,28 +4,29 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dlrm.language.pretraining.rows import (
-    Documents,
-    RowConfig,
-    make_rows,
-    masked_count,
-    segment_pairs,
-)
+from dlrm.language.config import PretrainingTextConfig
+from dlrm.language.rows import Documents, make_rows, masked_count, segment_pairs
+from dlrm.language.wordpiece import Tokenizer, Tokens
 
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
 
 VOCAB = 1000
-CONFIG = RowConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
+
+
+def configured(length=64, predictions=8, seed=3):
+    sizes = {"max_seq_length": length, "max_predictions_per_seq": predictions}
+    return PretrainingTextConfig(vocab_file="vocab.txt", seed=seed, **sizes)
+
+
+CONFIG = configured()
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from dlrm.language.data.wordpiece import load_tokenizer  # noqa: PLC0415
-
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     words = [f"w{i}" for i in range(VOCAB - 5)]
     path.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
-    return load_tokenizer(path)
+    return Tokenizer(path)
 
 
 def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]:
@@ -42,7 +43,21 @@ def made_up(count=200, sentences=15, words=12, seed=0) -> tuple[Documents, list]
     starts = np.cumsum([0, *map(len, flat)])
     documents = np.cumsum([0, *map(len, lists)])
     tokens = np.fromiter(chain.from_iterable(flat), np.uint16)
-    return Documents(tokens, starts, documents), lists
+    return Documents(tokens, starts.tolist(), documents.tolist()), lists
+
+
+def pairs_of(documents, repetition=0, config=CONFIG):
+    """Returns the pairs of all documents, `[pairs, 5]`."""
+    numbers = range(len(documents.documents) - 1)
+    pairs = (segment_pairs(documents, number, repetition, config) for number in numbers)
+    return np.array([*chain.from_iterable(pairs)])
+
+
+def filled(documents, pairs, tokenizer, part=0):
+    a0, a1, b0, b1, _ = pairs.T
+    tokens = documents.tokens
+    segments = Tokens(tokens, a0, a1 - a0), Tokens(tokens, b0, b1 - b0)
+    return make_rows(*segments, tokenizer, CONFIG, part)
 
 
 def removals(a, b, most) -> tuple[int, int]:
@@ -62,7 +77,7 @@ def reference(lists, number, config, repetition):
     random = python_random.Random(seed).random
     below = lambda count: int(random() * count)  # noqa: E731
     most = config.max_seq_length - 3
-    target = 2 + below(most - 1) if random() < config.short_seq_prob else most
+    target = 2 + below(most - 1) if random() < 0.1 else most
     document, pairs, chunk, i = lists[number], [], [], 0
     while i < len(document):
         chunk.append(document[i])
@@ -98,8 +113,8 @@ def reference(lists, number, config, repetition):
 @pytest.mark.parametrize("repetition", [0, 3])
 def test_pairs_are_those_of_the_procedure(length, repetition):
     documents, lists = made_up(60, 30, 100 if length == 64 else 12)
-    config = RowConfig(length, 5, short_seq_prob=0.5, seed=7)
-    pairs = segment_pairs(documents, 0, 60, repetition, config)
+    config = configured(length, 5, seed=7)
+    pairs = pairs_of(documents, repetition, config)
     expected = sum((reference(lists, i, config, repetition) for i in range(60)), [])
     tokens = documents.tokens.tolist()
     found = [(tokens[a:b], tokens[c:d], bool(r)) for a, b, c, d, r in pairs.tolist()]
@@ -109,43 +124,38 @@ def test_pairs_are_those_of_the_procedure(length, repetition):
 
 def test_rows_are_pairs_between_special_tokens(tokenizer):
     documents, _ = made_up()
-    pairs = segment_pairs(documents, 0, 200, 0, CONFIG)
-    rows = make_rows(documents.tokens, pairs, tokenizer, CONFIG, 0)
+    pairs = pairs_of(documents)
+    ids, mask, segments, all_positions, masked_ids = filled(documents, pairs, tokenizer)
     tokens = documents.tokens.tolist()
-    for number, (a0, a1, b0, b1, is_random) in enumerate(pairs.tolist()):
-        length, second, num_masked, label = rows.facts[number]
-        row = rows.ids[number].copy()
-        positions = rows.masked_positions[number, :num_masked]
+    for number, (a0, a1, b0, b1, _) in enumerate(pairs.tolist()):
+        length, row = mask[number].sum(), ids[number].copy()
+        count = min(8, max(1, round(0.15 * length)))
+        positions = all_positions[number, :count]
         assert positions.tolist() == sorted(set(positions.tolist()))
-        assert not rows.masked_positions[number, num_masked:].any()
-        assert not rows.masked_ids[number, num_masked:].any()
-        special = {0, second - 1, length - 1}
-        assert special.isdisjoint(positions.tolist())
+        assert not all_positions[number, count:].any()
+        assert not masked_ids[number, count:].any()
+        assert {0, 1 + a1 - a0, length - 1}.isdisjoint(positions.tolist())
         assert positions.max() < length
-        row[positions] = rows.masked_ids[number, :num_masked]
+        row[positions] = masked_ids[number, :count]
         cls, sep = tokenizer.cls_id, tokenizer.sep_id
         assert row[:length].tolist() == [cls, *tokens[a0:a1], sep, *tokens[b0:b1], sep]
-        assert row[second : second + 1].tolist() == tokens[b0 : b0 + 1]
+        assert mask[number].tolist() == [True] * length + [False] * (64 - length)
+        assert segments[number].sum() == segments[number, length - 1 - (b1 - b0) : length].sum()
+        assert segments[number].sum() == b1 - b0 + 1
         assert not row[length:].any()
-        assert (label, num_masked) == (is_random, min(8, max(1, round(0.15 * length))))
 
 
 def test_a_row_of_any_length_has_15_percent_masked():
     lengths = np.arange(5, 513)
-    config = RowConfig(512, 80)
     expected = [min(80, max(1, round(0.15 * length))) for length in lengths.tolist()]
-    assert masked_count(lengths, config).tolist() == expected
-    shares = RowConfig(512, 500, masked_lm_prob=0.5)
-    assert (masked_count(lengths, shares) <= lengths - 3).all()
+    assert masked_count(lengths, configured(512, 80)).tolist() == expected
 
 
 def test_masked_tokens_are_mask_the_same_or_random(tokenizer):
     documents, _ = made_up(3000)
-    pairs = segment_pairs(documents, 0, 3000, 0, CONFIG)
-    rows = make_rows(documents.tokens, pairs, tokenizer, CONFIG, 0)
-    used = np.arange(8) < rows.facts[:, 2:3]
-    shown = np.take_along_axis(rows.ids, rows.masked_positions, axis=1)[used]
-    was = rows.masked_ids[used]
+    ids, _, _, positions, masked_ids = filled(documents, pairs_of(documents), tokenizer)
+    used = positions > 0
+    shown, was = np.take_along_axis(ids, positions, axis=1)[used], masked_ids[used]
     assert len(was) > 30_000
     mask, same = shown == tokenizer.mask_id, shown == was
     assert mask.mean() == pytest.approx(0.8, abs=0.01)
@@ -159,10 +169,10 @@ def test_masked_tokens_are_mask_the_same_or_random(tokenizer):
 
 def test_places_of_masked_tokens_are_uniform(tokenizer):
     documents, _ = made_up(3000, 40, 6)
-    pairs = segment_pairs(documents, 0, 3000, 0, CONFIG)
+    pairs = pairs_of(documents)
     pairs = pairs[(pairs[:, 1] - pairs[:, 0] == 30) & (pairs[:, 3] - pairs[:, 2] == 31)][:1]
-    rows = make_rows(documents.tokens, np.repeat(pairs, 8000, axis=0), tokenizer, CONFIG, 5)
-    counts = np.bincount(rows.masked_positions.ravel(), minlength=64)
+    _, _, _, positions, _ = filled(documents, np.repeat(pairs, 8000, axis=0), tokenizer, 5)
+    counts = np.bincount(positions.ravel(), minlength=64)
     assert set(np.flatnonzero(counts == 0).tolist()) == {0, 31, 63}
     share = counts[counts > 0] / 8000
     np.testing.assert_allclose(share, 8 / 61, atol=5 * (8 / 61 / 8000) ** 0.5)
@@ -170,10 +180,8 @@ def test_places_of_masked_tokens_are_uniform(tokenizer):
 
 def test_masks_depend_on_seed_and_part(tokenizer):
     documents, _ = made_up(50)
-    pairs = segment_pairs(documents, 0, 50, 0, CONFIG)
-    rows, same, other = (
-        make_rows(documents.tokens, pairs, tokenizer, CONFIG, part) for part in (0, 0, 1)
-    )
+    pairs = pairs_of(documents)
+    rows, same, other = (filled(documents, pairs, tokenizer, part) for part in (0, 0, 1))
     for one, another in zip(rows, same, strict=True):
         assert np.array_equal(one, another)
-    assert not np.array_equal(rows.masked_positions, other.masked_positions)
+    assert not np.array_equal(rows[3], other[3])
