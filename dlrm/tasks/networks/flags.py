@@ -17,9 +17,6 @@ from dlrm.train.config import (
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
 
-DATA = ("dataset", "generated", "synthetic")
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
-
 
 @dataclass(frozen=True)
 class NetworkRunConfig:
@@ -34,7 +31,7 @@ class NetworkRunConfig:
         "made on the device and used for every step; default: dataset if one is named, generated "
         "in benchmarks",
         topic="Data",
-        choices=DATA,
+        choices=("dataset", "generated", "synthetic"),
     )
     replicas: int | None = setting(
         None,
@@ -58,7 +55,7 @@ class NetworkRunConfig:
         "gpipe",
         "Order of micro-batches in a pipeline of processes: gpipe, all forward passes first; "
         "1f1b, forward and backward passes in turn; sequential, one micro-batch at a time",
-        choices=PIPELINE_SCHEDULES,
+        choices=("gpipe", "1f1b", "sequential"),
         resumable=True,
     )
     no_validation: bool = setting(False, "Run no tests during training", resumable=True)
@@ -95,7 +92,7 @@ class NetworkRunConfig:
         check_settings(self)
 
 
-CONFIGS: tuple[tuple[str, type], ...] = (
+_CONFIGS: tuple[tuple[str, type], ...] = (
     ("Precision", PrecisionConfig),
     ("Execution", ExecutionConfig),
     ("Optimizer", NetworkOptimizerConfig),
@@ -105,19 +102,19 @@ CONFIGS: tuple[tuple[str, type], ...] = (
     ("Run", SessionConfig),
     ("Checkpoints and files", CheckpointConfig),
 )
-TOPICS = ("Run", "Data", "Text", "Training", "Checkpoints and files", "Inference benchmark")
+_TOPICS = ("Run", "Data", "Text", "Training", "Checkpoints and files", "Inference benchmark")
 # What the trainings of image and language networks do not have, or describe differently.
-WITHOUT = (*("auc_threshold", "early_stop", "plateau_patience", "plateau_factor"),)
-DEFAULTS = {"keep_checkpoints": 1000}
-HELPS = {
+_WITHOUT = ("auc_threshold", "early_stop", "plateau_patience", "plateau_factor")
+_DEFAULTS = {"keep_checkpoints": 1000}
+_HELPS = {
     "save_checkpoint_path": "Directory in which to save checkpoints",
     "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a step",
 }
 
 
-def network_flags(*configs: tuple[str, type]) -> ConfigFlags:
+def network_flags(*configs: tuple[str, type], without: tuple[str, ...] = ()) -> ConfigFlags:
     """Returns the command line of a network, whose own configurations come first."""
-    return ConfigFlags((*configs, *CONFIGS), TOPICS, DEFAULTS, HELPS, WITHOUT)
+    return ConfigFlags((*configs, *_CONFIGS), _TOPICS, _DEFAULTS, _HELPS, (*_WITHOUT, *without))
 
 
 @dataclass(frozen=True)

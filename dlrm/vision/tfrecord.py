@@ -9,35 +9,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.command_line import missing_extra
-
 _HEADER, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 class Record(NamedTuple):
     """Position of a record's data in its file."""
 
+    number: int
     offset: int
     length: int
 
 
 def masked_crc32c(data: bytes) -> int:
     """Returns the masked CRC-32C of some bytes, as TFRecord files store it."""
-    try:
-        import google_crc32c
-    except ImportError as error:
-        raise ValueError(f"TFRecords: {missing_extra(error, 'images')}") from error
+    import google_crc32c
+
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def find_records(path: Path) -> Iterator[Record]:
+def find_records(path: str | Path) -> Iterator[Record]:
     """Yields the positions of a file's records, without reading their data.
 
     Raises:
         ValueError: a length is damaged or the file ends within a record; the message has the place.
     """
-    size = path.stat().st_size
+    size = Path(path).stat().st_size
     with open(path, "rb") as file:
         start, number = 0, 0
         while header := file.read(_HEADER.size):
@@ -46,7 +43,7 @@ def find_records(path: Path) -> Iterator[Record]:
             length, crc = _HEADER.unpack(header)
             if masked_crc32c(header[:8]) != crc:
                 raise ValueError(f"{path}: record {number}: its length is damaged (CRC-32C)")
-            record = Record(start + _HEADER.size, length)
+            record = Record(number, start + _HEADER.size, length)
             start = record.offset + length + _SUM.size
             if start > size:
                 raise ValueError(
@@ -57,8 +54,8 @@ def find_records(path: Path) -> Iterator[Record]:
             number += 1
 
 
-def read_record(path: Path, record: Record) -> bytes:
-    """Returns the data of a record."""
+def read_record(path: str | Path, record: Record) -> bytes:
+    """Returns the data of a record, or raises ValueError if they are damaged."""
     with open(path, "rb") as file:
         file.seek(record.offset)
         data, crc = file.read(record.length), file.read(_SUM.size)
@@ -71,6 +68,9 @@ def parse_example(data: bytes) -> dict[str, list[Any]]:
     """Returns the features of a serialized tf.train.Example: name -> bytes or integers.
 
     Lists of floats are left out.
+
+    Raises:
+        ValueError: the bytes are not a tf.train.Example.
     """
     features: dict[str, list[Any]] = {}
     for message in _messages(data, 1):  # Example.features
@@ -78,16 +78,13 @@ def parse_example(data: bytes) -> dict[str, list[Any]]:
             names, values = _messages(entry, 1), _messages(entry, 2)
             if len(names) != 1 or len(values) != 1:
                 raise ValueError("not a tf.train.Example: a feature without name or value")
+            name = names[0].decode("utf-8", "replace")
             for kind, value in _fields(values[0]):
                 if kind == 1:
-                    features[_text(names[0])] = _messages(value, 1)
+                    features[name] = _messages(value, 1)
                 elif kind == 3:
-                    features[_text(names[0])] = _integers(value)
+                    features[name] = _integers(value)
     return features
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def _messages(data: bytes | int, number: int) -> list[bytes]:
@@ -99,11 +96,9 @@ def _integers(data: bytes | int) -> list[int]:
     """Returns the integers of an Int64List, packed or not."""
     numbers: list[int] = []
     for number, value in _fields(data):
-        if number != 1:
-            continue
-        if isinstance(value, int):
+        if number == 1 and isinstance(value, int):
             numbers.append(value)
-        else:
+        elif number == 1 and isinstance(value, bytes):
             place = 0
             while place < len(value):
                 integer, place = _varint(value, place)
@@ -119,16 +114,14 @@ def _fields(data: bytes | int) -> Iterator[tuple[int, bytes | int]]:
     while place < len(data):
         tag, place = _varint(data, place)
         number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, place = _varint(data, place)
-            yield number, value
-            continue
-        if wire == 2:
-            length, place = _varint(data, place)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
+        if wire not in (0, 1, 2, 5):
             raise ValueError(f"not a tf.train.Example: wire type {wire}")
+        length = {1: 8, 5: 4}.get(wire)
+        if length is None:
+            length, place = _varint(data, place)
+        if wire == 0:
+            yield number, length
+            continue
         if place + length > len(data):
             raise ValueError("not a tf.train.Example: it ends within a field")
         yield number, data[place : place + length]
