@@ -6,20 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlrm.vision.config import NetworkConfig
+
 NewNorm = Callable[[int], nn.Module]  # number of channels -> normalization
 
 
-def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> NewNorm:
+def norm_layers(config: NetworkConfig, groups: int, eps: float) -> NewNorm:
     """Returns a function from a number of channels to a batch or group normalization.
 
     Args:
-        eps: added to the variance.
-        momentum: weight of the newest batch in the running averages of batch normalization.
+        groups: the network's default.
+        eps: the network's default of what is added to the variance.
     """
+    eps = eps if config.norm_eps is None else config.norm_eps
+    groups = config.groups or groups
 
     def new_norm(channels: int) -> nn.Module:
-        if norm == "batch":
-            return nn.BatchNorm2d(channels, eps, momentum)
+        if config.norm == "batch":
+            return nn.BatchNorm2d(channels, eps, config.norm_momentum)
         if channels % groups:
             raise ValueError(f"--groups: expected a divisor of {channels} channels, got {groups}")
         return nn.GroupNorm(groups, channels, eps)

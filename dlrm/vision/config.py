@@ -51,38 +51,25 @@ class NetworkConfig:
         False, "Initialize each residual block of a ResNet as the identity"
     )
     group_dim: int | None = setting(
-        None,
-        "Channels per group of EfficientNet's spatial convolutions; default: 1, depthwise",
-        architecture=True,
-        least=1,
+        None, "Channels a group of spatial convolutions; default: 1", architecture=True, least=1
     )
     expand_ratio: int | None = setting(
-        None,
-        "Ratio of the inner to the outer width of EfficientNet's blocks; default: 6",
-        architecture=True,
-        least=1,
+        None, "Inner over outer width of blocks; default: 6", architecture=True, least=1
     )
     dropout: float | None = setting(
         None, "Dropout before EfficientNet's last layer; default: B0 0.2, B4 0.4", least=0, below=1
     )
     drop_path: float | None = setting(
-        None,
-        "Probability that training skips EfficientNet's last block, less for earlier blocks; "
-        "default: 0.2",
-        least=0,
-        below=1,
+        None, "Probability that training skips the last block; default: 0.2", least=0, below=1
     )
     depths: tuple[int, ...] | None = setting(
         None,
-        "Number of blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
+        "Blocks of ResNet's stages; default: 3,4,6,3 or 3,4,23,3",
         architecture=True,
         least=1,
     )
     width: float | None = setting(
-        None,
-        "Multiplier of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
-        architecture=True,
-        above=0,
+        None, "Factor of EfficientNet's channels; default: B0 1, B4 1.4", architecture=True, above=0
     )
 
     def __post_init__(self) -> None:
@@ -98,11 +85,7 @@ class NetworkConfig:
         from dlrm.vision.efficientnet import EfficientNet
         from dlrm.vision.resnet import ResNet
 
-        is_resnet = self.model in RESNETS
-        own = _RESNET_ONLY if is_resnet else _EFFICIENTNET_ONLY
-        names = ("num_classes", "norm", "groups", "norm_eps", "norm_momentum", *own)
-        given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
-        return (ResNet if is_resnet else EfficientNet)(self.model, seed=seed, **given)
+        return (ResNet if self.model in RESNETS else EfficientNet)(self, seed)
 
 
 @dataclass(frozen=True)
@@ -114,7 +97,7 @@ class ImageLossConfig:
     )
     label_smoothing_style: str = setting(
         "torch",
-        "torch: --label_smoothing is spread over all K classes; tf: over the K - 1 wrong ones",
+        "Spread it over all K classes, or (tf) the wrong K - 1",
         choices=("torch", "tf"),
     )
 
@@ -172,11 +155,7 @@ class AugmentationConfig:
     )
     horizontal_flip: bool = setting(True, "Mirror half of the training images, at random")
     center_crop: float = setting(
-        0.875,
-        "Side of the center crop used in tests, as a share of the image's side",
-        architecture=True,
-        above=0,
-        most=1,
+        0.875, "Side of center crops of tests, as a share", architecture=True, above=0, most=1
     )
     normalize_input: bool = setting(
         True,
@@ -188,11 +167,7 @@ class AugmentationConfig:
         0.0, "Parameter of the Beta distribution of mixup; 0: no mixup", least=0
     )
     cutmix_lambda: float = setting(
-        1.0,
-        "CutMix by Graphcore's rules: 1: no CutMix; lower values, above 0, apply it to more "
-        "batches",
-        above=0,
-        most=1,
+        1.0, "CutMix by Graphcore's rules, more often at lower values; 1: none", above=0, most=1
     )
 
     def __post_init__(self) -> None:

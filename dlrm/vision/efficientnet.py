@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
 from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
+from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -37,41 +38,20 @@ _STAGES = (  # kernel, repeats, channels, stride (Tan and Le, 2019, table 1)
 class EfficientNet(StagedNetwork):
     """EfficientNet (Tan and Le, 2019), and with grouped convolutions (Masters et al., 2021).
 
-    Args:
-        model: a key of `VARIANTS`.
-        num_classes: logits of an image.
-        groups: number of groups of group normalization; a divisor of all widths, such as 4 or 8.
-        norm_eps: added to the variances; 1e-5 in timm's `efficientnet_*`.
-        group_dim: channels per group of the spatial convolutions; 1 is depthwise. An inner width w
-            has max(w // group_dim, 1) groups, which must divide it.
-        expand_ratio: ratio of the inner width to the input's; 1 in the first stage.
-        dropout: dropout probability before the last layer; None: the variant's, 0.2 or 0.4.
-        drop_path: probability that training leaves out the last block's residual branch; linear in
-            the block's index from 0 (Huang et al., 2016).
-        width: factor of all channels, which are then rounded to multiples of 8; None: the
-            variant's, 1.0 or 1.4.
+    A spatial convolution of width w has max(w // group_dim, 1) groups, which must divide it. The
+    first stage has an `expand_ratio` of 1. `drop_path` is that of the last block, and linear in the
+    block's index from 0 (Huang et al., 2016). All channels, times `width`, are rounded to multiples
+    of 8. timm's `norm_eps` is 1e-5.
     """
 
-    def __init__(
-        self,
-        model: str = "efficientnet_b0",
-        *,
-        num_classes: int = 1000,
-        norm: str = "batch",
-        groups: int = 4,
-        norm_eps: float = 1e-3,
-        norm_momentum: float = 0.1,
-        group_dim: int = 1,
-        expand_ratio: int = 6,
-        dropout: float | None = None,
-        drop_path: float = 0.2,
-        width: float | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
-        variant = VARIANTS[model]
-        width = variant.width if width is None else width
-        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
+        variant = VARIANTS[config.model]
+        width = variant.width if config.width is None else config.width
+        dropout = variant.dropout if config.dropout is None else config.dropout
+        drop_path = 0.2 if config.drop_path is None else config.drop_path
+        expand_ratio, group_dim = config.expand_ratio or 6, config.group_dim or 1
+        new_norm = norm_layers(config, groups=4, eps=1e-3)
         depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
         drops = (drop_path * index / (sum(depths) - 1) for index in range(sum(depths)))
         stem, head = (_round_channels(channels * width) for channels in (32, 1280))
@@ -91,8 +71,8 @@ class EfficientNet(StagedNetwork):
                 self.blocks.append(stage)
             self.conv_head = nn.Conv2d(channels, head, 1, bias=False)
             self.bn2 = new_norm(head)
-            self.dropout = nn.Dropout(variant.dropout if dropout is None else dropout)
-            self.classifier = nn.Linear(head, num_classes)
+            self.dropout = nn.Dropout(dropout)
+            self.classifier = nn.Linear(head, config.num_classes)
         materialize(self, device, seed, draw_weight)
         # Kept in a dict, so that its layers are not named a second time in the state.
         act = nn.SiLU(inplace=True)

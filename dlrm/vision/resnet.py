@@ -4,7 +4,6 @@ Parameters have the names of torchvision's models, so that checkpoints of torchv
 NVIDIA load unchanged.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
 from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
+from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -30,38 +30,21 @@ VARIANTS = {
 class ResNet(StagedNetwork):
     """ResNet (He et al., 2015) in version 1.5, stride on the 3x3, and ResNeXt (Xie et al., 2016).
 
-    Args:
-        model: a key of `VARIANTS`.
-        num_classes: logits of an image.
-        groups: number of groups of group normalization; a divisor of 64.
-        zero_init_residual: initialize the last norm of each block with 0, so that each block starts
-            as the identity.
-        depths: blocks of each of the four stages; None: the variant's.
+    `zero_init_residual` initializes the last norm of each block with 0, so that each block starts
+    as the identity.
     """
 
-    def __init__(
-        self,
-        model: str = "resnet50",
-        *,
-        num_classes: int = 1000,
-        norm: str = "batch",
-        groups: int = 32,
-        norm_eps: float = 1e-5,
-        norm_momentum: float = 0.1,
-        zero_init_residual: bool = False,
-        depths: Sequence[int] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
         super().__init__()
-        published, cardinality, group_width = VARIANTS[model]
-        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
+        published, cardinality, group_width = VARIANTS[config.model]
+        new_norm = norm_layers(config, groups=32, eps=1e-5)
         device, channels = torch.get_default_device(), 64
         with torch.device("meta"):
             self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
             self.bn1 = new_norm(channels)
             self.relu = nn.ReLU(inplace=True)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-            for stage, depth in enumerate(depths or published):
+            for stage, depth in enumerate(config.depths or published):
                 inner, outputs = group_width * cardinality * 2**stage, 256 * 2**stage
                 blocks = nn.ModuleList()
                 for index in range(depth):
@@ -71,9 +54,9 @@ class ResNet(StagedNetwork):
                     channels = outputs
                 self.add_module(f"layer{stage + 1}", blocks)
             self.avgpool = GlobalMean()
-            self.fc = nn.Linear(channels, num_classes)
+            self.fc = nn.Linear(channels, config.num_classes)
         materialize(self, device, seed, draw_weight)
-        if zero_init_residual:
+        if config.zero_init_residual:
             for name, weight in self.named_parameters():
                 if name.endswith("bn3.weight"):
                     nn.init.zeros_(weight)

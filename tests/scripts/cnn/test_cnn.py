@@ -176,7 +176,7 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
         (["--start_epoch=3"], "--start_epoch 3"),
         (["--mode=validate"], "--mode validate needs --restore_path"),
         (["--init_checkpoint=none.pt"], "none.pt: no such file"),
-        (["--mode=benchmark_inference", "--repeat=1"], "--repeat 1"),
+        (["--mode=benchmark_inference", "--repeat=1"], "--repeat.1"),
         (["--max_grad_norm=0"], "--max_grad_norm 0.0"),
         (["--execution=graph", "--recompute"], "--recompute contradicts --execution graph"),
     ],
