@@ -1,17 +1,18 @@
 """Shared parts of the image networks: normalization, stages and initial weights."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dlrm.vision.config import NetworkConfig
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
 
 NewNorm = Callable[[int], nn.Module]  # number of channels -> normalization
 
 
-def norm_layers(config: NetworkConfig, groups: int, eps: float) -> NewNorm:
+def norm_layers(config: "NetworkConfig", groups: int, eps: float) -> NewNorm:
     """Returns a function from a number of channels to a batch or group normalization.
 
     Args:

@@ -4,14 +4,16 @@ Parameters have the names of timm's models, so that their checkpoints load uncha
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
 from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
-from dlrm.vision.config import NetworkConfig
+
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -44,7 +46,7 @@ class EfficientNet(StagedNetwork):
     of 8. timm's `norm_eps` is 1e-5.
     """
 
-    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
+    def __init__(self, config: "NetworkConfig", seed: int = 0) -> None:
         super().__init__()
         variant = VARIANTS[config.model]
         width = variant.width if config.width is None else config.width

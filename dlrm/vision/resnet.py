@@ -4,7 +4,7 @@ Parameters have the names of torchvision's models, so that checkpoints of torchv
 NVIDIA load unchanged.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
 from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
-from dlrm.vision.config import NetworkConfig
+
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -34,7 +36,7 @@ class ResNet(StagedNetwork):
     as the identity.
     """
 
-    def __init__(self, config: NetworkConfig, seed: int = 0) -> None:
+    def __init__(self, config: "NetworkConfig", seed: int = 0) -> None:
         super().__init__()
         published, cardinality, group_width = VARIANTS[config.model]
         new_norm = norm_layers(config, groups=32, eps=1e-5)
