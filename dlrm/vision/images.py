@@ -38,10 +38,6 @@ class ImageDataset:
         items: the images.
         classes: names of the classes; a label is an index of it. None: they have no names.
         num_classes: labels are in [0, num_classes).
-
-    Attributes:
-        num_samples: number of images.
-        size: height and width of the images.
     """
 
     def __init__(

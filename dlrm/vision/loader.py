@@ -59,17 +59,11 @@ class ImageBatch(NamedTuple):
 
 
 class ImageSource(Protocol):
-    """Images that can be read in any order.
-
-    Attributes:
-        num_samples: number of images.
-        num_classes: labels are in [0, num_classes).
-        size: height and width of the images.
-    """
+    """Images that can be read in any order, with labels in [0, num_classes)."""
 
     num_samples: int
     num_classes: int
-    size: int
+    size: int  # height and width
 
     def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Returns images `[rows, 3, size, size]`, uint8, and labels `[rows]`, int64."""
@@ -80,10 +74,6 @@ class GeneratedImages:
     """One random image, made once on the host and copied for every row; labels are random.
 
     The values are normal with mean 127 and deviation 60, within [0, 255].
-
-    Args:
-        size: height and width.
-        num_classes: labels are in [0, num_classes).
     """
 
     def __init__(
