@@ -24,11 +24,12 @@ import torch.nn.functional as F
 from torch import nn
 from train import StepLog
 
+from dlrm.tasks.networks.work import EmptyLoader, SameBatch
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 from dlrm.vision.augmentation import Augmentation
-from dlrm.vision.loader import SyntheticImages
+from dlrm.vision.loader import GeneratedImages, ImageLoader
 from dlrm.vision.task import ImageClassification, NetworkConfig
 
 SIZE, CLASSES, LR = 224, 1000, 1e-3
@@ -52,11 +53,9 @@ def ours(dtype: str, batch_size: int, channels_last: bool) -> Callable[[int], fl
             config=TrainConfig(print_freq=10**6, max_steps=steps),
             log=StepLog(),
         )
-        data = SyntheticImages(steps * batch_size, batch_size, size=SIZE)
-        none = SyntheticImages(batch_size, batch_size, size=1)
-        none.num_samples = 0
+        data = SameBatch(ImageLoader(GeneratedImages(steps * batch_size, SIZE), batch_size), "cpu")
         began = time.perf_counter()
-        trainer.fit(data, none)
+        trainer.fit(data, EmptyLoader())
         return time.perf_counter() - began
 
     return run

@@ -6,8 +6,7 @@
 import torch
 from torch import Tensor, nn
 
-from dlrm.vision.efficientnet import EfficientNet
-from dlrm.vision.resnet import ResNet
+from dlrm.vision.config import NetworkConfig
 
 PIXELS, CLASSES = 64, 7
 PEERS_NORM_EPS = 1e-5  # batch norm epsilon of torchvision and timm
@@ -16,25 +15,21 @@ TIMMS = {**STILL, "norm_eps": PEERS_NORM_EPS}
 
 # Each network, and the logits of the second of two images in training mode.
 GOLDEN = {
-    "resnet50": (ResNet, {}, [-0.9685, 1.1981, -3.3727, -0.4862, 1.0883, 0.4605, -1.3936]),
+    "resnet50": ({}, [-0.9685, 1.1981, -3.3727, -0.4862, 1.0883, 0.4605, -1.3936]),
     "resnet50 group": (
-        ResNet,
         {"norm": "group", "groups": 32},
         [-0.1779, 0.5431, -0.7199, -0.0881, -1.0850, 1.5559, -0.7692],
     ),
-    "resnext101_32x4d": (ResNet, {}, [0.0412, -0.1647, 0.6566, 0.6645, 1.4266, 0.5782, -0.8627]),
+    "resnext101_32x4d": ({}, [0.0412, -0.1647, 0.6566, 0.6645, 1.4266, 0.5782, -0.8627]),
     "efficientnet_b0": (
-        EfficientNet,
         TIMMS,
         [-0.6711, 0.0089, 0.2757, -0.5172, -0.2504, 0.0176, 0.1801],
     ),
     "efficientnet_b4": (
-        EfficientNet,
         TIMMS,
         [-0.3463, 0.0748, -0.4242, -0.1614, -0.1749, 0.2524, -0.0239],
     ),
     "efficientnet_b4 group": (
-        EfficientNet,
         {**STILL, "norm": "group", "group_dim": 16, "expand_ratio": 4},
         [0.5402, 0.3770, 0.5491, 0.6756, 1.1163, 0.1935, 0.4822],
     ),
@@ -43,9 +38,9 @@ GOLDEN = {
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """Returns a network of `GOLDEN` with the weights of `fill`, in training mode."""
-    kind, options, _ = GOLDEN[name]
+    options, _ = GOLDEN[name]
     with torch.device("meta"):
-        network = kind(name.split()[0], num_classes=CLASSES, **options)
+        network = NetworkConfig(name.split()[0], num_classes=CLASSES, **options).build()
     return fill(network.to_empty(device="cpu").to(dtype))
 
 

@@ -18,7 +18,7 @@ from dlrm.train.checkpoints import nvidia
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
-from dlrm.vision import blocks, config as vision, efficientnet, resnet
+from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
     "interactions": (
@@ -33,7 +33,6 @@ NAMES = {
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "formats of tables": (data.TABLE_FORMATS, FORMATS),
     "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
-    "norms": (vision.NORMS, blocks.NORMS),
     "ResNets": (vision.RESNETS, resnet.VARIANTS),
     "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),
     "feature orders": (checkpoint.FEATURE_ORDERS, nvidia.FEATURE_ORDERS),

@@ -24,7 +24,7 @@ TORCH_FREE = """
     serving.exported serving.rows serving.scoring serving.server.backend serving.server.reader
     serving.sources
     tasks.config train.config train.optim.config train.schedule
-    vision.config vision.flags vision.layout
+    vision.config vision.flags
 """.split()  # noqa: SIM905  # a list literal has a line for each
 MAX_MODULES = 16  # in a folder
 

@@ -212,14 +212,13 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.count("more frequent class: accuracy 0.500000  f1 0.0") == 2
 
 
-def sign_commands(folder: Path, model: str) -> tuple[list[str], list[str]]:
-    """The README's commands that prepare the photographs and train a network on them."""
+def sign_command(folder: Path, model: str) -> list[str]:
+    """The guide's command that trains a network on the photographs."""
     pytest.importorskip("PIL", reason="no Pillow, which decodes images")
-    prepare, *trainings = documented_commands("Photographs of signs")
-    (training,) = (words for words in trainings if model in words)
-    given = [str(folder) if word == "signdigits" else word for word in prepare]
-    assert str(folder) in given, prepare
-    return given, training
+    (training,) = (words for words in documented_commands("Photographs of signs") if model in words)
+    given = [str(folder) if word == "signdigits" else word for word in training]
+    assert str(folder) in given, training
+    return [*given, "--base_device=cpu"]
 
 
 @pytest.mark.slow
@@ -227,11 +226,11 @@ def sign_commands(folder: Path, model: str) -> tuple[list[str], list[str]]:
 def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least):
     with tarfile.open(shared_data / "signdigits" / "signdigits_shared.tar") as tar:
         tar.extractall(tmp_path / "digits", filter="data")
-    prepare, training = sign_commands(tmp_path / "digits", model)
-    assert "train 1,322  test 331 images of 10 classes" in run(prepare, tmp_path)
+    training = sign_command(tmp_path / "digits", model)
     # Takes minutes on one core: tests run in parallel, and threads wait long for a busy core.
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run([*training, "--base_device=cpu"], tmp_path, one_thread)
+    shown = run(training, tmp_path, one_thread)
+    assert "train 1,322  test 331 images of 10 classes" in shown
     assert summary(tmp_path)["test_top1"] >= least
 
 
@@ -239,15 +238,14 @@ def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least
     "model", ["resnet50", pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
 )
 def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
-    prepare, training = sign_commands(tmp_path / "digits", model)
+    training = sign_command(tmp_path / "digits", model)
     image = pytest.importorskip("PIL.Image")
     noise = np.random.default_rng(0)
     for number in range(50):
         path = tmp_path / "digits" / str(number % 2) / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(noise.integers(0, 256, (90, 90, 3), np.uint8)).save(path)
-    run(prepare, tmp_path)
-    run([*training, "--base_device=cpu", "--epochs=3", "--max_steps=2"], tmp_path)
+    run([*training, "--epochs=3", "--max_steps=2"], tmp_path)
     results = summary(tmp_path)
     assert 0 < results["training_loss"] < 5  # ln 2 is 0.69
 

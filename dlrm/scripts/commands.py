@@ -66,7 +66,6 @@ _GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
     "Image networks and BERT": {
         "cnn": ("scripts.cnn", "train, validate or time ResNet and others"),
         "bert": ("scripts.bert", "train, evaluate or time BERT"),
-        "prepare-images": ("vision.preparation.command", "turn images into a dataset for cnn"),
         "prepare-text": ("language.prepare_text", "turn text into a dataset for bert"),
     },
     "NVIDIA's formats": {

@@ -41,11 +41,6 @@ class Prepared(NamedTuple):
     labels: Tensor
     weights: Tensor
 
-    def targets(self, num_classes: int) -> Tensor:
-        """Returns the labels as probabilities, `[samples, num_classes]`."""
-        zeros = self.weights.new_zeros(len(self.labels), num_classes)
-        return zeros.scatter_add_(1, self.labels, self.weights)
-
 
 class Augmentation(AugmentationConfig):
     """Turns images into inputs, as configured."""
@@ -104,9 +99,8 @@ class Augmentation(AugmentationConfig):
         side = batch.images.shape[-1]
         size = max(1, round(side * self.center_crop))
         start = (side - size) // 2
-        boxes = batch.labels.new_full((len(batch.labels), 4), start)
-        boxes[:, 2:] = size
-        return boxes
+        box = batch.labels.new_tensor([start, start, size, size])
+        return box.expand(len(batch.labels), 4)
 
     def _normalize(self, images: Tensor) -> Tensor:
         images = images.float()

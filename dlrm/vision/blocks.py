@@ -1,48 +1,38 @@
 """Shared parts of the image networks: normalization, stages and initial weights."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-NORMS = ("batch", "group")
-VariantT = TypeVar("VariantT")
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
+
+NewNorm = Callable[[int], nn.Module]  # number of channels -> normalization
 
 
-def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> Callable[[int], nn.Module]:
+def norm_layers(config: "NetworkConfig", groups: int, eps: float) -> NewNorm:
     """Returns a function from a number of channels to a batch or group normalization.
 
     Args:
-        norm: one of `NORMS`.
-        groups: number of groups of group normalization.
-        eps: added to the variance.
-        momentum: weight of the newest batch in the running averages of batch normalization.
-
-    Raises:
-        ValueError: there is no such norm or, from the function, the groups are of unequal size.
+        groups: the network's default.
+        eps: the network's default of what is added to the variance.
     """
-    if norm not in NORMS:
-        raise ValueError(f"--norm: expected one of {', '.join(NORMS)}, got {norm!r}")
+    eps = eps if config.norm_eps is None else config.norm_eps
+    groups = config.groups or groups
 
     def new_norm(channels: int) -> nn.Module:
-        if norm == "batch":
-            return nn.BatchNorm2d(channels, eps, momentum)
-        if groups < 1 or channels % groups:
+        if config.norm == "batch":
+            return nn.BatchNorm2d(channels, eps, config.norm_momentum)
+        if channels % groups:
             raise ValueError(f"--groups: expected a divisor of {channels} channels, got {groups}")
         return nn.GroupNorm(groups, channels, eps)
 
     return new_norm
 
 
-def variant_of(model: str, variants: Mapping[str, VariantT]) -> VariantT:
-    """Returns the variant of a network that `--model` names."""
-    if model not in variants:
-        raise ValueError(f"--model: expected one of {', '.join(variants)}, got {model!r}")
-    return variants[model]
-
-
-def draw_weight(module: nn.Module, values: torch.Tensor, random: torch.Generator) -> None:
+def draw_weight(module: nn.Module, values: Tensor, random: torch.Generator) -> None:
     """Fills `values` with initial weights of a layer.
 
     A convolution's are normal with variance 2 / (outputs of a group * kernel size) (He et al.,
@@ -64,23 +54,15 @@ class StagedNetwork(nn.Module):
         raise NotImplementedError
 
     def run(
-        self,
-        stages: Mapping[str, nn.Module],
-        hidden: torch.Tensor | None,
-        images: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the output of consecutive stages.
-
-        Args:
-            hidden: the output of the previous stage; None if there is none.
-        """
-        values = images if hidden is None else hidden
-        assert values is not None
+        self, stages: Mapping[str, nn.Module], hidden: Tensor | None, images: Tensor | None = None
+    ) -> Tensor:
+        """Returns the output of consecutive stages, from `hidden` or, without it, from `images`."""
+        values: Any = images if hidden is None else hidden
         for stage in stages.values():
             values = stage(values)
         return values
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Returns logits `[batch, num_classes]` of normalized `[batch, 3, height, width]`."""
         return self.run(self.stages(), None, images)
 
@@ -88,6 +70,6 @@ class StagedNetwork(nn.Module):
 class GlobalMean(nn.Module):
     """The mean over the pixels: `[batch, channels]` of `[batch, channels, height, width]`."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Returns the mean."""
         return images.mean((2, 3))

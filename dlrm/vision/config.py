@@ -1,19 +1,19 @@
-"""Image networks, their loss and their inputs, as configurations without torch."""
+"""Image networks, their loss, their images and augmentation, as configurations without torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlrm.command_line import text_of
 from dlrm.settings import check_settings, setting
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from dlrm.vision.augmentation import Prepared
+    from dlrm.vision.blocks import StagedNetwork
 
 RESNETS = ("resnet50", "resnext101_32x4d")
 EFFICIENTNETS = ("efficientnet_b0", "efficientnet_b4")
-MODELS = (*RESNETS, *EFFICIENTNETS)
-NORMS = ("batch", "group")
 _RESNET_ONLY = ("zero_init_residual", "depths")
 _EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path", "width")
 
@@ -26,25 +26,23 @@ class NetworkConfig:
         ValueError: an unknown model, or a flag of another model; the message names flag and value.
     """
 
-    model: str = setting("resnet50", "Network", choices=MODELS, architecture=True)
+    model: str = setting(
+        "resnet50", "Network", choices=(*RESNETS, *EFFICIENTNETS), architecture=True
+    )
     num_classes: int = setting(
-        1000, "Number of classes of random data; a dataset states its own", architecture=True
+        1000, "Number of classes; class folders state their own", architecture=True, least=1
     )
     norm: str = setting(
         "batch",
         "Normalization over a batch or over groups of channels",
-        choices=NORMS,
+        choices=("batch", "group"),
         architecture=True,
     )
     groups: int | None = setting(
-        None,
-        "Number of groups of --norm group; default: 32, or 4 for EfficientNet",
-        architecture=True,
+        None, "Groups of --norm group; default: 32, EfficientNet: 4", architecture=True, least=1
     )
     norm_eps: float | None = setting(
-        None,
-        "Added to the variances in normalization; default: 1e-5, or 1e-3 for EfficientNet",
-        architecture=True,
+        None, "Added to variances; default: 1e-5, EfficientNet: 1e-3", architecture=True
     )
     norm_momentum: float = setting(
         0.1, "Weight of the newest batch in the running averages of batch normalization"
@@ -53,53 +51,41 @@ class NetworkConfig:
         False, "Initialize each residual block of a ResNet as the identity"
     )
     group_dim: int | None = setting(
-        None,
-        "Channels per group of EfficientNet's spatial convolutions; default: 1, depthwise",
-        architecture=True,
+        None, "Channels a group of spatial convolutions; default: 1", architecture=True, least=1
     )
     expand_ratio: int | None = setting(
-        None,
-        "Ratio of the inner to the outer width of EfficientNet's blocks; default: 6",
-        architecture=True,
+        None, "Inner over outer width of blocks; default: 6", architecture=True, least=1
     )
     dropout: float | None = setting(
-        None,
-        "Dropout probability before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
+        None, "Dropout before EfficientNet's last layer; default: B0 0.2, B4 0.4", least=0, below=1
     )
     drop_path: float | None = setting(
-        None,
-        "Probability that training skips EfficientNet's last block, less for earlier blocks; "
-        "default: 0.2",
+        None, "Probability that training skips the last block; default: 0.2", least=0, below=1
     )
     depths: tuple[int, ...] | None = setting(
         None,
-        "Number of blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
+        "Blocks of ResNet's stages; default: 3,4,6,3 or 3,4,23,3",
         architecture=True,
+        least=1,
     )
     width: float | None = setting(
-        None,
-        "Multiplier of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
-        architecture=True,
+        None, "Factor of EfficientNet's channels; default: B0 1, B4 1.4", architecture=True, above=0
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        is_resnet = self.model in RESNETS
-        for flag in _EFFICIENTNET_ONLY if is_resnet else _RESNET_ONLY:
+        for flag in _EFFICIENTNET_ONLY if self.model in RESNETS else _RESNET_ONLY:
             if (value := getattr(self, flag)) is not None and value is not False:
-                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-                raise ValueError(f"--{flag} {shown}: {self.model} has none")
+                raise ValueError(f"--{flag} {text_of(value)}: {self.model} has none")
+        if self.depths is not None and len(self.depths) != 4:
+            raise ValueError(f"--depths {text_of(self.depths)}: expected four numbers")
 
-    def build(self, seed: int = 0) -> "nn.Module":
+    def build(self, seed: int = 0) -> "StagedNetwork":
         """Returns the network with its initial weights."""
-        is_resnet = self.model in RESNETS
-        own = _RESNET_ONLY if is_resnet else _EFFICIENTNET_ONLY
-        names = ("num_classes", "norm", "groups", "norm_eps", "norm_momentum", *own)
-        given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
-        from dlrm.vision import efficientnet, resnet
+        from dlrm.vision.efficientnet import EfficientNet
+        from dlrm.vision.resnet import ResNet
 
-        make = resnet.ResNet if is_resnet else efficientnet.EfficientNet
-        return make(self.model, seed=seed, **given)
+        return (ResNet if self.model in RESNETS else EfficientNet)(self, seed)
 
 
 @dataclass(frozen=True)
@@ -107,14 +93,11 @@ class ImageLossConfig:
     """The loss of an image network; field names are those of the command line's flags."""
 
     label_smoothing: float = setting(
-        0.0,
-        "Share of the target distribution that label smoothing spreads over other classes; 0: none",
-        least=0,
-        below=1,
+        0.0, "Share of the target distribution spread over other classes", least=0, below=1
     )
     label_smoothing_style: str = setting(
         "torch",
-        "torch: --label_smoothing is spread over all K classes; tf: over the K - 1 wrong ones",
+        "Spread it over all K classes, or (tf) the wrong K - 1",
         choices=("torch", "tf"),
     )
 
@@ -133,6 +116,30 @@ class ImageLossConfig:
 
 
 @dataclass(frozen=True)
+class ImagesConfig:
+    """Images in files; field names are those of the flags."""
+
+    load_size: int = setting(
+        256,
+        "Height and width, in pixels, to which the largest centered square of an image is resized "
+        "before the augmentation",
+        architecture=True,
+        least=1,
+        most=4096,
+    )
+    test_fraction: float | None = setting(
+        None,
+        "Share of the images, always the same, that are for testing if --dataset is not split",
+        above=0,
+        below=1,
+    )
+    first_label: int = setting(1, "Lowest label of TFRecords, which becomes 0")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
 class AugmentationConfig:
     """The inputs made of images; field names are those of the flags."""
 
@@ -148,11 +155,7 @@ class AugmentationConfig:
     )
     horizontal_flip: bool = setting(True, "Mirror half of the training images, at random")
     center_crop: float = setting(
-        0.875,
-        "Side of the center crop used in tests, as a share of the image's side",
-        architecture=True,
-        above=0,
-        most=1,
+        0.875, "Side of center crops of tests, as a share", architecture=True, above=0, most=1
     )
     normalize_input: bool = setting(
         True,
@@ -164,11 +167,7 @@ class AugmentationConfig:
         0.0, "Parameter of the Beta distribution of mixup; 0: no mixup", least=0
     )
     cutmix_lambda: float = setting(
-        1.0,
-        "CutMix by Graphcore's rules: 1: no CutMix; lower values, above 0, apply it to more "
-        "batches",
-        above=0,
-        most=1,
+        1.0, "CutMix by Graphcore's rules, more often at lower values; 1: none", above=0, most=1
     )
 
     def __post_init__(self) -> None:

@@ -4,20 +4,16 @@ Parameters have the names of timm's models, so that their checkpoints load uncha
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
-from dlrm.vision.blocks import (
-    GlobalMean,
-    StagedNetwork,
-    draw_weight,
-    norm_layers,
-    variant_of,
-)
+from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
+
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -44,71 +40,47 @@ _STAGES = (  # kernel, repeats, channels, stride (Tan and Le, 2019, table 1)
 class EfficientNet(StagedNetwork):
     """EfficientNet (Tan and Le, 2019), and with grouped convolutions (Masters et al., 2021).
 
-    Args:
-        model: a key of `VARIANTS`.
-        num_classes: logits of an image.
-        groups: number of groups of group normalization; a divisor of all widths, such as 4 or 8.
-        norm_eps: added to the variances; 1e-5 in timm's `efficientnet_*`.
-        group_dim: channels per group of the spatial convolutions; 1 is depthwise. An inner width w
-            has max(w // group_dim, 1) groups, which must divide it.
-        expand_ratio: ratio of the inner width to the input's; 1 in the first stage.
-        dropout: dropout probability before the last layer; None: the variant's, 0.2 or 0.4.
-        drop_path: probability that training leaves out the last block's residual branch; linear in
-            the block's index from 0 (Huang et al., 2016).
-        width: factor of all channels, which are then rounded to multiples of 8; None: the
-            variant's, 1.0 or 1.4.
+    A spatial convolution of width w has max(w // group_dim, 1) groups, which must divide it. The
+    first stage has an `expand_ratio` of 1. `drop_path` is that of the last block, and linear in the
+    block's index from 0 (Huang et al., 2016). All channels, times `width`, are rounded to multiples
+    of 8. timm's `norm_eps` is 1e-5.
     """
 
-    def __init__(
-        self,
-        model: str = "efficientnet_b0",
-        *,
-        num_classes: int = 1000,
-        norm: str = "batch",
-        groups: int = 4,
-        norm_eps: float = 1e-3,
-        norm_momentum: float = 0.1,
-        group_dim: int = 1,
-        expand_ratio: int = 6,
-        dropout: float | None = None,
-        drop_path: float = 0.2,
-        width: float | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, config: "NetworkConfig", seed: int = 0) -> None:
         super().__init__()
-        variant = variant_of(model, VARIANTS)
-        if width is not None:
-            variant = variant._replace(width=width)
-        dropout = variant.dropout if dropout is None else dropout
-        for flag, integer in (("group_dim", group_dim), ("expand_ratio", expand_ratio)):
-            if integer < 1:
-                raise ValueError(f"--{flag}: expected 1 or more, got {integer}")
-        for flag, share in (("dropout", dropout), ("drop_path", drop_path)):
-            if not 0 <= share < 1:
-                raise ValueError(f"--{flag}: expected a probability in [0, 1), got {share}")
-        if not 0 < variant.width < math.inf:
-            raise ValueError(f"--width: expected a number above 0, got {variant.width}")
-        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
-        stem, last, head = (
-            _round_channels(channels * variant.width) for channels in (32, _STAGES[-1][2], 1280)
-        )
-        device = torch.get_default_device()
+        variant = VARIANTS[config.model]
+        width = variant.width if config.width is None else config.width
+        dropout = variant.dropout if config.dropout is None else config.dropout
+        drop_path = 0.2 if config.drop_path is None else config.drop_path
+        expand_ratio, group_dim = config.expand_ratio or 6, config.group_dim or 1
+        new_norm = norm_layers(config, groups=4, eps=1e-3)
+        depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
+        drops = (drop_path * index / (sum(depths) - 1) for index in range(sum(depths)))
+        stem, head = (_round_channels(channels * width) for channels in (32, 1280))
+        device, channels = torch.get_default_device(), stem
         with torch.device("meta"):
             self.conv_stem = nn.Conv2d(3, stem, 3, stride=2, padding=1, bias=False)
             self.bn1 = new_norm(stem)
-            self.blocks = _blocks(variant, stem, expand_ratio, group_dim, drop_path, new_norm)
-            self.conv_head = nn.Conv2d(last, head, 1, bias=False)
+            self.blocks = nn.ModuleList()
+            for (kernel, _, outputs, stride), depth in zip(_STAGES, depths, strict=True):
+                outputs, stage = _round_channels(outputs * width), nn.ModuleList()
+                for index in range(depth):
+                    inner = channels * (expand_ratio if self.blocks else 1)
+                    sizes = (inner, inner, kernel, 1 if index else stride, kernel // 2)
+                    spatial = nn.Conv2d(*sizes, groups=max(inner // group_dim, 1), bias=False)
+                    stage.append(_MBConv(channels, outputs, spatial, next(drops), new_norm))
+                    channels = outputs
+                self.blocks.append(stage)
+            self.conv_head = nn.Conv2d(channels, head, 1, bias=False)
             self.bn2 = new_norm(head)
             self.dropout = nn.Dropout(dropout)
-            self.classifier = nn.Linear(head, num_classes)
+            self.classifier = nn.Linear(head, config.num_classes)
         materialize(self, device, seed, draw_weight)
         # Kept in a dict, so that its layers are not named a second time in the state.
         act = nn.SiLU(inplace=True)
         top = (self.conv_head, self.bn2, act, GlobalMean(), self.dropout, self.classifier)
-        self._ends = {
-            "block0": nn.Sequential(self.conv_stem, self.bn1, act),
-            "Top": nn.Sequential(*top),
-        }
+        bottom = (self.conv_stem, self.bn1, act)
+        self._ends = {"block0": nn.Sequential(*bottom), "Top": nn.Sequential(*top)}
 
     def stages(self) -> dict[str, nn.Module]:
         """Returns name -> module of the stages that `forward` calls, in order.
@@ -126,83 +98,32 @@ class EfficientNet(StagedNetwork):
         return stages | {"Top": self._ends["Top"]}
 
 
-def _blocks(
-    variant: _Variant,
-    channels: int,
-    expand_ratio: int,
-    group_dim: int,
-    drop_path: float,
-    new_norm: Callable[[int], nn.Module],
-) -> nn.ModuleList:
-    """Returns the blocks of all stages; the first takes `channels`."""
-    depths = [math.ceil(repeats * variant.depth) for _, repeats, _, _ in _STAGES]
-    blocks = nn.ModuleList()
-    for number, (kernel, _, width, stride) in enumerate(_STAGES):
-        outputs = _round_channels(width * variant.width)
-        stage = nn.ModuleList()
-        for index in range(depths[number]):
-            stage.append(
-                _MBConv(
-                    channels,
-                    outputs,
-                    kernel,
-                    stride if index == 0 else 1,
-                    expand_ratio if number else 1,
-                    group_dim,
-                    drop_path * (sum(depths[:number]) + index) / (sum(depths) - 1),
-                    new_norm,
-                )
-            )
-            channels = outputs
-        blocks.append(stage)
-    return blocks
-
-
 class _MBConv(nn.Module):
     """Expansion, spatial convolution, squeeze and excitation, projection; optionally residual."""
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        stride: int,
-        expand_ratio: int,
-        group_dim: int,
-        drop_path: float,
-        new_norm: Callable[[int], nn.Module],
+        self, inputs: int, outputs: int, spatial: nn.Conv2d, drop: float, new_norm: NewNorm
     ) -> None:
         super().__init__()
-        inner = inputs * expand_ratio
-        self.residual = stride == 1 and inputs == outputs
-        spatial = nn.Conv2d(
-            inner,
-            inner,
-            kernel,
-            stride,
-            padding=kernel // 2,
-            groups=max(inner // group_dim, 1),
-            bias=False,
-        )
-        projection = nn.Conv2d(inner, outputs, 1, bias=False)
-        squeezed = max(1, inputs // 4)
-        act = nn.SiLU(inplace=True)
+        inner = spatial.in_channels
+        self.residual = spatial.stride == (1, 1) and inputs == outputs
+        projection, act = nn.Conv2d(inner, outputs, 1, bias=False), nn.SiLU(inplace=True)
         self._parts: dict[str, nn.Module] = {}  # views: the layers have timm's names
-        if expand_ratio == 1:
+        if inner == inputs:
             self.conv_dw, self.bn1 = spatial, new_norm(inner)
-            self.se = _SqueezeExcite(inner, squeezed)
+            self.se = _SqueezeExcite(inner, max(1, inputs // 4))
             self.conv_pw, self.bn2 = projection, new_norm(outputs)
             self._parts["b"] = nn.Sequential(self.conv_dw, self.bn1, act, self.se)
             self._parts["c"] = nn.Sequential(self.conv_pw, self.bn2)
         else:
             self.conv_pw, self.bn1 = nn.Conv2d(inputs, inner, 1, bias=False), new_norm(inner)
             self.conv_dw, self.bn2 = spatial, new_norm(inner)
-            self.se = _SqueezeExcite(inner, squeezed)
+            self.se = _SqueezeExcite(inner, max(1, inputs // 4))
             self.conv_pwl, self.bn3 = projection, new_norm(outputs)
             self._parts["a"] = nn.Sequential(self.conv_pw, self.bn1, act)
             self._parts["b"] = nn.Sequential(self.conv_dw, self.bn2, act, self.se)
             self._parts["c"] = nn.Sequential(self.conv_pwl, self.bn3)
-        self.drop_path = _DropPath(drop_path if self.residual else 0.0)
+        self.drop_path = _DropPath(drop if self.residual else 0.0)
 
     def stages(self, name: str) -> dict[str, nn.Module]:
         """Returns stage name -> module: this block, or its parts without a residual connection."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from dlrm.flags import Values
 from dlrm.settings import architecture_of, check_settings, setting
 from dlrm.tasks.networks import flags as network_flags
-from dlrm.vision.config import AugmentationConfig, ImageLossConfig, NetworkConfig
+from dlrm.vision.config import AugmentationConfig, ImageLossConfig, ImagesConfig, NetworkConfig
 from dlrm.vision.recipes import RECIPES
 
 MODES = ("train", "validate", "benchmark_training", "benchmark_inference")
-DATA = ("dataset", "synthetic", "generated")
-IO = ("uint8", "float32")
+TRAINING = ("train", "benchmark_training")
+_FILES = "Checkpoints and files"
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,17 @@ class ImageRunConfig:
     )
     dataset: str | None = setting(
         None,
-        "Directory of a dataset that dlrm prepare-images wrote",
+        "Folder of images: class folders, which may be in train/ and val/, or TFRecords such as "
+        "train-00000-of-01024",
         topic="Data",
         resumable=True,
-    )
-    data: str | None = setting(
-        None,
-        "Source of images; generated: random images made on the host and copied; synthetic: one "
-        "batch made on the device and used for every step; default: dataset if --dataset is "
-        "given, generated in benchmarks",
-        topic="Data",
-        choices=DATA,
+        uri="read",
     )
     synthetic_dataset_num_entries: int = setting(
         50000, "Images per epoch of random data", topic="Data"
     )
     io: str = setting(
-        "uint8", "Type in which images are copied to the device", topic="Data", choices=IO
+        "uint8", "Type of images copied to the device", topic="Data", choices=("uint8", "float32")
     )
     batch_size: int = setting(128, "Images per micro-batch and process", topic="Training")
     test_batch_size: int = setting(
@@ -51,38 +45,19 @@ class ImageRunConfig:
         None, "Set --lr to 2**this times the global batch size", topic="Training"
     )
     start_epoch: int = setting(
-        0,
-        "Epochs already completed in --load_checkpoint_path; training starts after them",
-        topic="Training",
+        0, "Epochs completed in --load_checkpoint_path, which training skips", topic="Training"
     )
     init_checkpoint: str | None = setting(
         None,
         "File of initial weights from torchvision or timm: .safetensors or .pt",
-        topic="Checkpoints and files",
+        topic=_FILES,
         resumable=True,
     )
     restore_path: str | None = setting(
-        None,
-        "--mode validate: directory of checkpoints to test",
-        topic="Checkpoints and files",
-        resumable=True,
-    )
-    results: str | None = setting(
-        None,
-        "--mode validate: CSV file to write; default: validation.csv in --restore_path",
-        topic="Checkpoints and files",
-        resumable=True,
-    )
-    repeat: int = setting(
-        10,
-        "--mode benchmark_inference: number of passes, 2 or more; the first is not timed",
-        topic="Inference benchmark",
-        resumable=True,
+        None, "--mode validate: directory of checkpoints to test", topic=_FILES, resumable=True
     )
     channels_last: bool = setting(
-        True,
-        "Store images with the channels of each pixel together (torch.channels_last)",
-        topic="Execution",
+        True, "Store the channels of each pixel together (torch.channels_last)", topic="Execution"
     )
 
     def __post_init__(self) -> None:
@@ -92,13 +67,14 @@ class ImageRunConfig:
 FLAGS = network_flags.network_flags(
     ("Run", ImageRunConfig),
     ("Network", NetworkConfig),
+    ("Data", ImagesConfig),
     ("Augmentation", AugmentationConfig),
     ("Loss", ImageLossConfig),
+    without=("verify_data", "allow_links"),  # folders of images have no manifest
 )
-RESUME_MAY_CHANGE = FLAGS.resumable
 
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
-ARCHITECTURE = architecture_of(NetworkConfig, AugmentationConfig)
+ARCHITECTURE = architecture_of(NetworkConfig, ImagesConfig, AugmentationConfig)
 
 
 def parse(arguments: list[str]) -> Values:
@@ -120,7 +96,7 @@ def resolved(values: Values, global_batch: int) -> Values:
             recipe = {k: v for k, v in recipe.items() if k not in ("mixup_alpha", "cutmix_lambda")}
         values = values.filled(recipe)
     if values["data"] == "synthetic":  # one batch, without partners to mix with
-        values = Values({**values, "mixup_alpha": 0.0, "cutmix_lambda": 1.0}, values.given)
+        values = values.replaced({"mixup_alpha": 0.0, "cutmix_lambda": 1.0})
     if values["base_lr_exp"] is not None:
         if "lr" in values.given:
             raise ValueError(f"--base_lr_exp {values['base_lr_exp']} contradicts --lr")

@@ -4,21 +4,17 @@ Parameters have the names of torchvision's models, so that checkpoints of torchv
 NVIDIA load unchanged.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm.model.layers.initialize import materialize
-from dlrm.vision.blocks import (
-    GlobalMean,
-    StagedNetwork,
-    draw_weight,
-    norm_layers,
-    variant_of,
-)
+from dlrm.vision.blocks import GlobalMean, NewNorm, StagedNetwork, draw_weight, norm_layers
+
+if TYPE_CHECKING:
+    from dlrm.vision.config import NetworkConfig
 
 
 class _Variant(NamedTuple):
@@ -31,65 +27,41 @@ VARIANTS = {
     "resnet50": _Variant((3, 4, 6, 3), 1, 64),
     "resnext101_32x4d": _Variant((3, 4, 23, 3), 32, 4),
 }
-_EXPANSION = 4
 
 
 class ResNet(StagedNetwork):
     """ResNet (He et al., 2015) in version 1.5, stride on the 3x3, and ResNeXt (Xie et al., 2016).
 
-    Args:
-        model: a key of `VARIANTS`.
-        num_classes: logits of an image.
-        groups: number of groups of group normalization; a divisor of 64.
-        zero_init_residual: initialize the last norm of each block with 0, so that each block starts
-            as the identity.
-        depths: blocks of each of the four stages; None: the variant's.
+    `zero_init_residual` initializes the last norm of each block with 0, so that each block starts
+    as the identity.
     """
 
-    def __init__(
-        self,
-        model: str = "resnet50",
-        *,
-        num_classes: int = 1000,
-        norm: str = "batch",
-        groups: int = 32,
-        norm_eps: float = 1e-5,
-        norm_momentum: float = 0.1,
-        zero_init_residual: bool = False,
-        depths: Sequence[int] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, config: "NetworkConfig", seed: int = 0) -> None:
         super().__init__()
-        published, cardinality, group_width = variant_of(model, VARIANTS)
-        depths = published if depths is None else depths
-        if len(depths) != 4 or min(depths) < 1:
-            shown = ",".join(map(str, depths))
-            raise ValueError(f"--depths: expected four numbers from 1 on, got {shown}")
-        new_norm = norm_layers(norm, groups, norm_eps, norm_momentum)
+        published, cardinality, group_width = VARIANTS[config.model]
+        new_norm = norm_layers(config, groups=32, eps=1e-5)
         device, channels = torch.get_default_device(), 64
         with torch.device("meta"):
             self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
             self.bn1 = new_norm(channels)
             self.relu = nn.ReLU(inplace=True)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-            for stage, depth in enumerate(depths):
-                outputs = 64 * 2**stage * _EXPANSION
-                inner = group_width * cardinality * 2**stage
+            for stage, depth in enumerate(config.depths or published):
+                inner, outputs = group_width * cardinality * 2**stage, 256 * 2**stage
                 blocks = nn.ModuleList()
                 for index in range(depth):
                     stride = 2 if stage and not index else 1
-                    blocks.append(
-                        _Bottleneck(channels, inner, outputs, stride, cardinality, new_norm)
-                    )
+                    sizes = (channels, inner, outputs, stride, cardinality)
+                    blocks.append(_Bottleneck(*sizes, new_norm))
                     channels = outputs
                 self.add_module(f"layer{stage + 1}", blocks)
             self.avgpool = GlobalMean()
-            self.fc = nn.Linear(channels, num_classes)
+            self.fc = nn.Linear(channels, config.num_classes)
         materialize(self, device, seed, draw_weight)
-        if zero_init_residual:
-            for module in self.modules():
-                if isinstance(module, _Bottleneck):
-                    nn.init.zeros_(module.bn3.weight)
+        if config.zero_init_residual:
+            for name, weight in self.named_parameters():
+                if name.endswith("bn3.weight"):
+                    nn.init.zeros_(weight)
         # Kept in a tuple, so that its layers are not named a second time in the state.
         self._stem = (nn.Sequential(self.conv1, self.bn1, self.relu, self.maxpool),)
 
@@ -111,20 +83,19 @@ class _Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions beside an identity or a projection, without the last ReLU."""
 
     def __init__(
-        self, inputs: int, inner: int, outputs: int, stride: int, cardinality: int, new_norm
+        self, inputs: int, inner: int, outputs: int, stride: int, groups: int, new_norm: NewNorm
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
         self.bn1 = new_norm(inner)
-        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=cardinality, bias=False)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False)
         self.bn2 = new_norm(inner)
         self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
         self.bn3 = new_norm(outputs)
-        self.downsample = (
-            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), new_norm(outputs))
-            if stride != 1 or inputs != outputs
-            else None
-        )
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, new_norm(outputs))
         self.relu = nn.ReLU(inplace=True)  # nothing else reads its input
 
     def forward(self, images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dlrm.distributed import all_sum
 from dlrm.tasks.networks.task import Judge, NetworkTask
 from dlrm.train.log import Loader
 from dlrm.vision.augmentation import Augmentation
-from dlrm.vision.config import MODELS as MODELS, ImageLossConfig, NetworkConfig
+from dlrm.vision.config import ImageLossConfig, NetworkConfig
 from dlrm.vision.loader import ImageBatch
 
 

@@ -80,18 +80,18 @@ def fitted(path):
 
 
 def image(path):
-    decode = pytest.importorskip("dlrm.vision.preparation.shards").decode
+    decode = pytest.importorskip("dlrm.vision.images").decode
     decode(path.read_bytes(), 8)
 
 
 def records(path):
-    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.tfrecord")
     for record in tfrecord.find_records(path):
         tfrecord.parse_example(tfrecord.read_record(path, record))
 
 
 def example(path):
-    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.tfrecord")
     tfrecord.parse_example(path.read_bytes())
 
 
@@ -139,7 +139,7 @@ EXAMPLE = b"\n\x0f\n\r\n\x05label\x12\x04\x1a\x02\x08\x07"  # a tf.train.Example
 
 
 def tfrecord_file():
-    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.tfrecord")
     size = len(EXAMPLE).to_bytes(8, "little")
     sums = [tfrecord.masked_crc32c(part).to_bytes(4, "little") for part in (size, EXAMPLE)]
     return (size + sums[0] + EXAMPLE + sums[1]) * 3

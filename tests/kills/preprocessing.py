@@ -24,18 +24,10 @@ def inline_engine(*_):
     yield InlineEngine()
 
 
-def images(arguments):
-    """Runs `prepare_images`, whose import needs Pillow."""
-    from dlrm.vision.preparation import command as prepare_images
-
-    return prepare_images.main([*arguments, "--cores=1"])
-
-
 logs.open_engine = tables.open_engine = inline_engine
 COMMANDS = {
     "tables": tables.main,
     "logs": prepare_logs.main,
-    "images": images,
     "text": prepare_text.main,
 }
 

@@ -3,7 +3,6 @@
 import shutil
 import time
 
-import numpy as np
 import preprocessing
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -126,15 +125,6 @@ def tables(folder):
     return [*source, "--split_bytes=300", "--overwrite", "--noreport", "--cores=1"], "--seed=1"
 
 
-def images(folder):
-    image = pytest.importorskip("PIL.Image")
-    for i in range(8):
-        file = folder / f"class {i % 2}" / f"{i}.png"
-        file.parent.mkdir(exist_ok=True)
-        image.fromarray(np.full((9, 9, 3), 30 * i, np.uint8)).save(file)
-    return [f"--source={folder}", "--size=4", "--test_fraction=0.5", "--shard_images=2"], "--seed=1"
-
-
 def text(folder):
     pytest.importorskip("tokenizers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
@@ -149,7 +139,7 @@ def text(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize("source", [tables, images, text])
+@pytest.mark.parametrize("source", [tables, text])
 def test_no_kill_of_another_command_costs_anything(forks, tmp_path, source, over):
     folder = tmp_path / "source"
     folder.mkdir()

@@ -116,5 +116,5 @@ def test_what_torch_refuses_would_be_noticed():
 
 
 def test_resuming_may_change_it():
-    for may_change in (RESUMABLE, cnn_flags.RESUME_MAY_CHANGE, bert_flags.RESUME_MAY_CHANGE):
+    for may_change in (RESUMABLE, cnn_flags.FLAGS.resumable, bert_flags.RESUME_MAY_CHANGE):
         assert "deterministic" in may_change

@@ -136,7 +136,7 @@ sys.exit(main(sys.argv[2:]))
     ("package", "installed", "words"),
     [
         ("pyspark", "pyspark", ["prepare-logs", "--input_folder=.", "--output_folder=out"]),
-        ("PIL", "Pillow", ["prepare-images", "--source=x", "--output=y"]),
+        ("PIL", "Pillow", ["cnn", "--dataset=.", "--base_device=cpu"]),
         (
             "tokenizers",
             "tokenizers",

@@ -74,7 +74,6 @@ REFUSED = {
     "dlrm/language/prepare_text.py": (2, "--source=x --output=x --vocab_file=x", "--seed=x"),
     "dlrm/preproc/logs/prepare_logs.py": (2, "", "--seed=x"),
     "dlrm/scripts/simulate_logs/__main__.py": (2, "--output=x", "--rows=x"),
-    "dlrm/vision/preparation/command.py": (2, "--source=x --output=x", "--size=x"),
     "preproc/spark_data_utils.py": (2, "", "--memory_gib=x"),
     "preproc/split_dataset.py": (1, "", "--batch_size=x"),
     "preproc/parquet_to_binary.py": (2, "--src_dir=x --dst_dir=x", "--parallel_jobs=x"),

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from PIL import Image
 from pyarrow import csv
 
 pytestmark = pytest.mark.slow
@@ -76,11 +75,6 @@ def work(tmp_path_factory):
     (path / "text/all.txt").write_text("\n\n".join(" ".join(line) for line in words.tolist()))
     tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "saw", "the", "dog")
     (path / "vocab.txt").write_text("\n".join(tokens) + "\n")
-    for label in range(2):
-        (path / f"images/{label}").mkdir(parents=True)
-        for image in range(20):
-            pixels = draw.integers(0, 256, (256, 256, 3), np.uint8)
-            Image.fromarray(pixels).save(path / f"images/{label}/{image}.png")
     return path
 
 
@@ -159,8 +153,6 @@ FULL = {
     "--synthetic_dataset_num_entries=100000 --synthetic_dataset_table_sizes=9,9",
     "text": "-m dlrm.language.prepare_text --source=text --output={}/o "
     "--vocab_file=vocab.txt --max_seq_length=64 --input_format=sentences --processes=2",
-    "images": "-m dlrm.vision.preparation.command --source=images --output={}/o --cores=2 "
-    "--test_fraction=0.2",
     "bert": "-m dlrm.scripts.bert --mode=pretrain --data=generated --num_layers=1 --num_heads=2 "
     "--hidden_size=64 --intermediate_size=128 --synthetic_dataset_num_entries=32 --batch_size=4 "
     "--vocab_size=9000 --max_seq_length=16 --lr=1e-3 --max_steps=2 --save_checkpoint_path={}/o",

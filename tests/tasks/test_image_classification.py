@@ -87,7 +87,8 @@ def test_mixed_labels_are_mixed_losses():
     weights = torch.tensor([[0.7, 0.3]]).expand(4, 2)
     prepared = Prepared(torch.empty(0), labels, weights)
     config = ImageLossConfig(0.1)
-    targets = 0.9 * prepared.targets(CLASSES) + 0.1 / CLASSES
+    mixed = torch.zeros(4, CLASSES).scatter_add_(1, labels, weights)
+    targets = 0.9 * mixed + 0.1 / CLASSES
     expected = F.cross_entropy(logits, targets, reduction="sum")
     torch.testing.assert_close(config.total(logits, prepared), expected)
 
@@ -165,6 +166,15 @@ def test_channels_last_changes_no_loss(device):
         (lambda: NetworkConfig("resnet50", dropout=0.0), "--dropout 0.0: resnet50 has none"),
         (lambda: NetworkConfig("resnet50", width=0.25), "--width 0.25: resnet50 has none"),
         (lambda: NetworkConfig("efficientnet_b4", depths=(1, 1, 1, 1)), "--depths 1,1,1,1: eff"),
+        (lambda: NetworkConfig(depths=(3, 4, 6)), "--depths 3,4,6: expected four numbers"),
+        (lambda: NetworkConfig(depths=(3, 4, 6, 0)), "--depths 3,4,6,0: expected 1 or more"),
+        (lambda: NetworkConfig(norm="layer"), "--norm layer: expected one of batch, group"),
+        (lambda: NetworkConfig("efficientnet_b0", width=0.0), "--width 0.0: expected a number ab"),
+        (
+            lambda: NetworkConfig("efficientnet_b0", group_dim=0),
+            "--group_dim 0: expected 1 or more",
+        ),
+        (lambda: NetworkConfig("efficientnet_b0", dropout=1.0), "--dropout 1.0: .* less than 1"),
         (lambda: ImageLossConfig(1.0), "--label_smoothing 1.0"),
         (lambda: ImageLossConfig(0.1, "keras"), "--label_smoothing_style keras"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports import trackers
 from dlrm.train.reports.trackers import MLflow, TensorBoard, Tracker, open_trackers
-from dlrm.vision.preparation.tfrecord import find_records, read_record
+from dlrm.vision.tfrecord import find_records, read_record
 
 
 class Kept:

@@ -17,8 +17,7 @@ from dlrm.train.config import (
 from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
 
-DATA = ("dataset", "generated", "synthetic")
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
+_FILES = "Checkpoints and files"
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class NetworkRunConfig:
         "made on the device and used for every step; default: dataset if one is named, generated "
         "in benchmarks",
         topic="Data",
-        choices=DATA,
+        choices=("dataset", "generated", "synthetic"),
     )
     replicas: int | None = setting(
         None,
@@ -58,44 +57,44 @@ class NetworkRunConfig:
         "gpipe",
         "Order of micro-batches in a pipeline of processes: gpipe, all forward passes first; "
         "1f1b, forward and backward passes in turn; sequential, one micro-batch at a time",
-        choices=PIPELINE_SCHEDULES,
+        choices=("gpipe", "1f1b", "sequential"),
         resumable=True,
     )
     no_validation: bool = setting(False, "Run no tests during training", resumable=True)
     ckpts_per_epoch: float | None = setting(
         None,
-        "Number of checkpoints per epoch, instead of --checkpoint_freq; may be a fraction",
-        topic="Checkpoints and files",
+        "Checkpoints per epoch, also a fraction, for --checkpoint_freq",
+        topic=_FILES,
         resumable=True,
     )
     weight_avg_exp: float | None = setting(
         None,
         "Save an average V of the checkpoints' weights W after training: V = this * V + (1 - "
         "this) * W for each checkpoint in turn; default: no average",
-        topic="Checkpoints and files",
+        topic=_FILES,
         least=0,
         below=1,
         resumable=True,
     )
-
     results: str | None = setting(
         None,
         "CSV file for the metrics of all tested checkpoints; default: beside the checkpoints",
-        topic="Checkpoints and files",
+        topic=_FILES,
         resumable=True,
     )
     repeat: int = setting(
         10,
-        "Passes of the benchmark, 2 or more; the first is not timed",
+        "Passes of the benchmark; the first is not timed",
         topic="Inference benchmark",
         resumable=True,
+        least=2,
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
 
 
-CONFIGS: tuple[tuple[str, type], ...] = (
+_CONFIGS: tuple[tuple[str, type], ...] = (
     ("Precision", PrecisionConfig),
     ("Execution", ExecutionConfig),
     ("Optimizer", NetworkOptimizerConfig),
@@ -103,21 +102,21 @@ CONFIGS: tuple[tuple[str, type], ...] = (
     ("Training", TrainConfig),
     ("Training", NetworkRunConfig),
     ("Run", SessionConfig),
-    ("Checkpoints and files", CheckpointConfig),
+    (_FILES, CheckpointConfig),
 )
-TOPICS = ("Run", "Data", "Text", "Training", "Checkpoints and files", "Inference benchmark")
+_TOPICS = ("Run", "Data", "Text", "Training", _FILES, "Inference benchmark")
 # What the trainings of image and language networks do not have, or describe differently.
-WITHOUT = (*("auc_threshold", "early_stop", "plateau_patience", "plateau_factor"),)
-DEFAULTS = {"keep_checkpoints": 1000}
-HELPS = {
+_WITHOUT = ("auc_threshold", "early_stop", "plateau_patience", "plateau_factor")
+_DEFAULTS = {"keep_checkpoints": 1000}
+_HELPS = {
     "save_checkpoint_path": "Directory in which to save checkpoints",
     "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a step",
 }
 
 
-def network_flags(*configs: tuple[str, type]) -> ConfigFlags:
+def network_flags(*configs: tuple[str, type], without: tuple[str, ...] = ()) -> ConfigFlags:
     """Returns the command line of a network, whose own configurations come first."""
-    return ConfigFlags((*configs, *CONFIGS), TOPICS, DEFAULTS, HELPS, WITHOUT)
+    return ConfigFlags((*configs, *_CONFIGS), _TOPICS, _DEFAULTS, _HELPS, (*_WITHOUT, *without))
 
 
 @dataclass(frozen=True)
@@ -167,9 +166,10 @@ def divide_batch(values: Values, processes: int) -> BatchDivision:
     """
     micro, asked = values["batch_size"], values["gradient_accumulation_steps"]
     replicas = values["replicas"] or processes
-    for flag, value in (("batch_size", micro), ("gradient_accumulation_steps", asked)):
-        if value < 1:
-            raise ValueError(f"--{flag} {value}: expected 1 or more")
+    if min(micro, asked) < 1:
+        raise ValueError(
+            f"--batch_size {micro}, --gradient_accumulation_steps {asked}: expected 1 or more"
+        )
     if replicas < processes:
         raise ValueError(
             f"--replicas {replicas}: expected at least the number of processes, {processes}, or "
@@ -196,5 +196,3 @@ def check(values: Values, training_modes: Sequence[str]) -> None:
     for flag in ("checkpoint_freq", "ckpts_per_epoch", "weight_avg_exp"):
         if flag in values.given and values[flag] and not saves:
             raise ValueError(f"--{flag} {values[flag]} needs --save_checkpoint_path")
-    if values["repeat"] < 2:
-        raise ValueError(f"--repeat {values['repeat']}: expected 2 or more; the first is left out")

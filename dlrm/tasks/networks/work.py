@@ -15,7 +15,7 @@ from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import ConfigFlags, Values
 from dlrm.metrics.latency import Latency
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.networks.checkpoints import Best, average_checkpoints, name_of, validate_all
+from dlrm.tasks.networks.checkpoints import Best, average_checkpoints, validate_all
 from dlrm.tasks.networks.flags import BatchDivision, divide_batch, pipeline_parts
 from dlrm.tasks.networks.task import NetworkTask
 from dlrm.tasks.run import VARIES, Run, Work
@@ -76,17 +76,14 @@ class NetworkWork(Work):
         """Returns the batches to test on."""
         return self.loaders()[1]
 
-    def test_all(self, run: Run, directory: str, table: str, data: str, facts: Any) -> Best:
-        """Tests all checkpoints of a directory that the table lacks; see `validate_all`.
+    def test_all(self, run: Run, directory: str, table: str, *unused: Any) -> Best:
+        """Tests all checkpoints of a directory; see `validate_all`.
 
         Args:
             table: name of the table in the directory, unless `--results` names another file.
-            data: name of the data.
-            facts: everything else that a result depends on.
         """
         results = Path(self.values["results"] or Path(directory, table))
-        test, tested_on = self.test_loader(), name_of(data, facts)
-        return validate_all(self.task, test, directory, results, run.log, tested_on)
+        return validate_all(self.task, self.test_loader(), directory, results, run.log)
 
     def recorded(self) -> dict[str, Any]:
         return super().recorded() | {"global_batch": self.division.global_batch}
@@ -99,24 +96,22 @@ class NetworkWork(Work):
         """Yields lines about the division of the batch and of the network."""
         if self.division.note:
             yield self.division.note
-        if self.values["pipeline_splits"]:
-            yield self._pipeline_line()
-
-    def _pipeline_line(self) -> str:
-        """Returns a line about the parts of the network and their processes."""
-        values, world = self.values, self.world
-        schedule, count = values["pipeline_schedule"], self.division.accumulation
+        values, schedule = self.values, self.values["pipeline_schedule"]
+        if not values["pipeline_splits"]:
+            return
         parts = partition(self.task.stages(), values["pipeline_splits"])
         names = [f"{next(iter(part))} ({len(part)} stages)" for part in parts]
         if self.pipelines.parts.size == 1:
-            return (
+            yield (
                 f"note: --pipeline_splits: {len(parts)} parts, which each process runs one after "
                 f"the other with the same results (--pipeline_schedule {schedule}): "
                 f"{', '.join(names)}"
             )
-        ranks = [",".join(map(str, range(p, world.size, len(parts)))) for p in range(len(parts))]
+            return
+        size, count = self.world.size, self.division.accumulation
+        ranks = [",".join(map(str, range(p, size, len(parts)))) for p in range(len(parts))]
         where = ", ".join(f"{name} on rank {of}" for name, of in zip(names, ranks, strict=True))
-        return (
+        yield (
             f"pipelines: {self.pipelines.replicas.size} of {len(parts)} processes: {where}; "
             f"--pipeline_schedule {schedule} with {count} micro-batches: bubble fraction "
             f"{bubble_fraction(schedule, len(parts), count):.4f}"
@@ -183,11 +178,7 @@ class NetworkWork(Work):
 
 
 class NetworkConfig(NamedTuple):
-    """The settled settings of a network's run.
-
-    Attributes:
-        open: makes the work of a run from the settings and the pipelines.
-    """
+    """The settled settings of a network's run; `open` makes the work from them."""
 
     values: Values
     pipelines: Pipelines

@@ -2,9 +2,13 @@ import filled_networks
 import pytest
 import torch
 
-from dlrm.vision.efficientnet import EfficientNet
+from dlrm.vision.config import NetworkConfig
 
 pytestmark = pytest.mark.long
+
+
+def network(model="efficientnet_b0", **options):
+    return NetworkConfig(model, **options).build()
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +18,7 @@ def images() -> torch.Tensor:
 
 def test_stages_have_the_names_of_the_sources_pipeline_cuts():
     with torch.device("meta"):
-        names = list(EfficientNet("efficientnet_b4").stages())
+        names = list(network("efficientnet_b4").stages())
     assert {"block2b", "block2c", "block4b", "block4c", "block6a", "block6c"} <= set(names)
     assert names[:4] == ["block0", "block1a/b", "block1a/c", "block1b"]
     assert names[-2:] == ["block7b", "Top"]
@@ -23,17 +27,17 @@ def test_stages_have_the_names_of_the_sources_pipeline_cuts():
 
 
 def test_dropout_and_drop_path_act_in_training_alone(images):
-    network = EfficientNet(num_classes=5, dropout=0.5, drop_path=0.5, norm="group")
-    assert not torch.equal(network(images), network(images))
-    network.eval()
-    assert torch.equal(network(images), network(images))
-    still = EfficientNet(num_classes=5, dropout=0.0, drop_path=0.0, norm="group")
-    assert torch.equal(still(images), network(images))
+    built = network(num_classes=5, dropout=0.5, drop_path=0.5, norm="group")
+    assert not torch.equal(built(images), built(images))
+    built.eval()
+    assert torch.equal(built(images), built(images))
+    still = network(num_classes=5, dropout=0.0, drop_path=0.0, norm="group")
+    assert torch.equal(still(images), built(images))
 
 
 def test_drop_path_leaves_blocks_out_and_keeps_the_mean():
-    network = EfficientNet(drop_path=0.4, norm="group")
-    block = network.stages()["block6d"]  # the last residual block: index 14 of 0 to 15
+    built = network(drop_path=0.4, norm="group")
+    block = built.stages()["block6d"]  # the last residual block: index 14 of 0 to 15
     assert block.drop_path.drop == pytest.approx(0.4 * 14 / 15)
     torch.manual_seed(1)
     branch = block.drop_path(torch.ones(4000, 1, 1, 1))
@@ -52,23 +56,13 @@ def test_drop_path_leaves_blocks_out_and_keeps_the_mean():
 )
 def test_width_scales_all_channels(width, stem, outputs, head):
     with torch.device("meta"):
-        network = EfficientNet("efficientnet_b0", width=width)
-    assert network.conv_stem.out_channels == stem
-    last = [
-        getattr(blocks[-1], "conv_pwl", None) or blocks[-1].conv_pw for blocks in network.blocks
-    ]
+        built = network(width=width)
+    assert built.conv_stem.out_channels == stem
+    last = [getattr(blocks[-1], "conv_pwl", None) or blocks[-1].conv_pw for blocks in built.blocks]
     assert [layer.out_channels for layer in last] == outputs
-    assert (network.conv_head.out_channels, network.classifier.in_features) == (head, head)
+    assert (built.conv_head.out_channels, built.classifier.in_features) == (head, head)
 
 
-def test_impossible_values_are_named():
-    with pytest.raises(ValueError, match="--width: expected a number above 0, got 0"):
-        EfficientNet(width=0)
-    with pytest.raises(ValueError, match="--model: expected one of efficientnet_b0.*'b7'"):
-        EfficientNet("b7")
-    with pytest.raises(ValueError, match="--group_dim: expected 1 or more, got 0"):
-        EfficientNet(group_dim=0)
-    with pytest.raises(ValueError, match=r"--dropout: expected a probability in \[0, 1\), got 1"):
-        EfficientNet(dropout=1)
+def test_groups_that_divide_no_width_are_named():
     with pytest.raises(ValueError, match="--groups: expected a divisor of 24 channels, got 16"):
-        EfficientNet(norm="group", groups=16)
+        network(norm="group", groups=16)

@@ -2,17 +2,21 @@ import filled_networks
 import pytest
 import torch
 
-from dlrm.vision.resnet import ResNet
+from dlrm.vision.config import RESNETS, NetworkConfig
 
 pytestmark = pytest.mark.long
 
 
-def small(**options) -> ResNet:
-    return ResNet(num_classes=5, **options)
+def resnet(model="resnet50", seed=0, **options):
+    return NetworkConfig(model, **options).build(seed)
+
+
+def small(**options):
+    return resnet(num_classes=5, **options)
 
 
 @pytest.fixture(scope="module")
-def network() -> ResNet:
+def network():
     return small(norm="group").eval()
 
 
@@ -23,7 +27,7 @@ def images() -> torch.Tensor:
 
 def test_stages_have_the_names_of_the_sources_pipeline_cuts():
     with torch.device("meta"):
-        names = {m: list(ResNet(m).stages()) for m in ("resnet50", "resnext101_32x4d")}
+        names = {m: list(resnet(m).stages()) for m in RESNETS}
     assert {"b1/2/relu", "b2/3/relu", "b3/3/relu"} <= set(names["resnet50"])
     assert "b3/3/relu" in names["resnext101_32x4d"]
     assert names["resnet50"][:4] == ["b0", "b1/0", "b1/0/relu", "b1/1"]
@@ -32,7 +36,7 @@ def test_stages_have_the_names_of_the_sources_pipeline_cuts():
 
 def test_weights_depend_on_seed_and_name_alone(network):
     weight = "layer2.1.conv2.weight"
-    same = ResNet(num_classes=3, norm="batch")
+    same = resnet(num_classes=3, norm="batch")
     other = small(seed=1)
     assert torch.equal(same.get_parameter(weight), network.get_parameter(weight))
     assert not torch.equal(other.get_parameter(weight), network.get_parameter(weight))
@@ -51,19 +55,11 @@ def test_zero_init_residual_starts_blocks_as_the_identity(images):
 @pytest.mark.parametrize("model", ["resnet50", "resnext101_32x4d"])
 def test_depths_are_the_blocks_of_the_four_stages(model):
     with torch.device("meta"):
-        names = list(ResNet(model, depths=(1, 2, 1, 3)).stages())
+        names = list(resnet(model, depths=(1, 2, 1, 3)).stages())
     blocks = ["b1/0", "b2/0", "b2/1", "b3/0", "b4/0", "b4/1", "b4/2"]
     assert [name for name in names[1:-2] if not name.endswith("/relu")] == blocks
 
 
-def test_impossible_values_are_named():
-    with pytest.raises(ValueError, match="--depths: expected four numbers from 1 on, got 3,4,6$"):
-        ResNet(depths=(3, 4, 6))
-    with pytest.raises(ValueError, match="--depths: expected four numbers from 1 on, got 3,4,6,0"):
-        ResNet(depths=(3, 4, 6, 0))
-    with pytest.raises(ValueError, match="--model: expected one of resnet50.*'resnet18'"):
-        ResNet("resnet18")
-    with pytest.raises(ValueError, match="--norm: expected one of batch, group, got 'layer'"):
-        ResNet(norm="layer")
+def test_groups_that_divide_no_width_are_named():
     with pytest.raises(ValueError, match="--groups: expected a divisor of 64 channels, got 5"):
-        ResNet(norm="group", groups=5)
+        resnet(norm="group", groups=5)

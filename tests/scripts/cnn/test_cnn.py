@@ -78,49 +78,27 @@ def test_fewer_processes_than_replicas_leave_the_batch_as_it_is(capsys):
     assert half["training_loss"] == pytest.approx(whole["training_loss"], rel=1e-4)
 
 
-def test_validation_goes_over_all_checkpoints_once(tmp_path, capsys):
+def test_validation_goes_over_all_checkpoints(tmp_path):
     training = [*RUN, "--ckpts_per_epoch=2", "--weight_avg_exp=0.5", "--ema_decay=0.5"]
     trained = command("--epochs=1", "--save_checkpoint_path=run", training=training)
     assert "averaged_top1" in trained
     names = ["step-000000004", "step-000000008"]
-    capsys.readouterr()
     validate = ["--mode=validate", "--restore_path=run"]
     best = command(*validate, model=[], training=["--test_batch_size=16"])
     with open(tmp_path / "run" / "validation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     found = [(row["checkpoint"], row["weights"]) for row in rows]
     both = [(name, weights) for name in names for weights in ("trained", "average")]
-    assert found == [*both, ("averaged-000000008", "trained")]
+    assert found == [*both, ("averaged-0.5-000000008", "trained")]
     assert float(rows[-1]["loss"]) == pytest.approx(trained["averaged_loss"])
     assert float(rows[3]["loss"]) == pytest.approx(trained["test_loss"])  # the moving average
     assert best["best_top1"] == max(float(row["top1"]) for row in rows)
-    command(*validate, model=[], training=["--test_batch_size=16"])
-    assert capsys.readouterr().out.count("validation.csv already") == 5
     with pytest.raises(ValueError, match="--model resnet50: run.* has efficientnet_b0"):
         command(*validate, "--model=resnet50", model=[], training=[])
     again = command(*validate, "--amp", model=[], training=["--test_batch_size=16"])
     assert again["best_loss"] != best["best_loss"]  # not the figures of another precision
-    with pytest.raises(FileExistsError, match="averaged-000000008: another average, of .* 0.5"):
-        command(
-            *("--epochs=1", "--save_checkpoint_path=run", "--resume", "--ckpts_per_epoch=2"),
-            *("--weight_avg_exp=0.9", "--ema_decay=0.5"),
-        )
-
-
-def test_a_damaged_table_of_results_is_named_and_kept(tmp_path):
-    command("--max_steps=2", "--save_checkpoint_path=run")
-    validate = ["--mode=validate", "--restore_path=run"]
-    command(*validate, model=[], training=["--test_batch_size=16"])
-    table = tmp_path / "run" / "validation.csv"
-    whole = table.read_text()
-    for damaged, message in (
-        (whole.replace("top1", "top"), "expected a table with the columns"),
-        (whole[: whole.rfind(",")], "line 2: expected checkpoint"),
-    ):
-        table.write_text(damaged)
-        with pytest.raises(ValueError, match=f"validation.csv: {message}"):
-            command(*validate, model=[], training=["--test_batch_size=16"])
-        assert table.read_text() == damaged
+    again = command(*("--epochs=1", "--save_checkpoint_path=run", "--resume"), training=training)
+    assert again["averaged_loss"] == trained["averaged_loss"]
 
 
 def test_weights_that_are_no_numbers_are_not_the_best(tmp_path):
@@ -198,7 +176,7 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
         (["--start_epoch=3"], "--start_epoch 3"),
         (["--mode=validate"], "--mode validate needs --restore_path"),
         (["--init_checkpoint=none.pt"], "none.pt: no such file"),
-        (["--mode=benchmark_inference", "--repeat=1"], "--repeat 1"),
+        (["--mode=benchmark_inference", "--repeat=1"], "--repeat.1"),
         (["--max_grad_norm=0"], "--max_grad_norm 0.0"),
         (["--execution=graph", "--recompute"], "--recompute contradicts --execution graph"),
     ],

@@ -1,1 +1,0 @@
-"""The pipeline from images to shards."""
