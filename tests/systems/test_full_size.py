@@ -1,23 +1,28 @@
-"""Every row is a configuration whose network builds at full size with known parameters."""
+"""Every row is a configuration whose network builds at full size with known parameters.
+
+Networks are built on the meta device, which holds no values.
+"""
+
+import functools
 
 import pytest
-from full_size import (
-    click_network,
-    click_values,
-    image_network,
-    language_network,
-    resolved,
-)
+import torch
 
 from dlrm.data.clicks.config import DataConfig
+from dlrm.distributed import World
+from dlrm.language import flags as bert_flags
 from dlrm.language.bert import BertConfig
+from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.published.rows import catalog
+from dlrm.scripts.common import dlrm_flags
+from dlrm.tasks.networks.flags import divide_batch
 from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.execution import partition
 from dlrm.train.optim.config import NetworkOptimizerConfig, OptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig
-from dlrm.vision import command as cnn
+from dlrm.vision import command as cnn, flags as cnn_flags
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.task import ImageLossConfig, NetworkConfig
 
@@ -52,6 +57,48 @@ CLICK_PARAMETERS = {  # rows of all tables
     177_944_275: 177_944_275 * 128 + MLPS,
     3_000_000: 295_385_153,
 }
+
+
+TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
+
+
+def resolved(row):
+    """Returns the flag values of a network's row, recipe included, and its batch division."""
+    if row.command == "cnn":
+        values = cnn_flags.parse(row.arguments())
+        division = divide_batch(values, row.processes)
+        return cnn_flags.resolved(values, division.global_batch), division
+    values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
+    bert_flags.check(values)
+    values = values.replaced({"batch_size": int(values["batch_size"])})
+    return values, divide_batch(values, row.processes)
+
+
+def num_parameters(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@functools.cache
+def image_network(config):
+    """Returns its stages and parameter count."""
+    with torch.device("meta"):
+        model = config.build()
+    return model.stages(), num_parameters(model)
+
+
+@functools.cache
+def language_network(task, config):
+    """Returns its stages and parameter count."""
+    with torch.device("meta"):
+        made = TASKS[task](config, world=World(device="meta"))
+    return made.stages(), num_parameters(made.model)
+
+
+@functools.cache
+def click_network(config):
+    """Returns its number of parameters."""
+    with torch.device("meta"):
+        return num_parameters(DLRM(config, World(device="meta")))
 
 
 def check_network(row, values, division, stages):
@@ -91,7 +138,8 @@ def test_a_language_network_builds_at_full_size(row):
 
 @pytest.mark.parametrize("row", of_command("main", "dist_main"))
 def test_a_click_model_builds_at_full_size(row):
-    values = click_values(row)
+    defaults = dlrm_flags.DIST_MAIN if row.command == "dist_main" else None
+    values = dlrm_flags.parse(row.arguments(), dlrm_flags.make_flags(defaults))
     data = values.config(DataConfig)
     for config in (PrecisionConfig, ScheduleConfig, TrainConfig):
         values.config(config)

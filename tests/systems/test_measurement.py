@@ -3,24 +3,8 @@
 import pytest
 
 from dlrm.published.compared import trend_gap
-from dlrm.published.rows import RULES
-from dlrm.published.tables import measured
 
 pytestmark = pytest.mark.long
-
-
-def test_runs_that_differ_by_more_than_5_percent_are_warned_of():
-    rule = RULES["dlperf"]
-    assert not measured([[100.0], [102.0], [104.9]], rule).warning
-    assert "differ by 7.8%, more than 5%" in measured([[100.0], [102.0], [108.0]], rule).warning
-
-
-def test_a_series_leaves_its_first_value_out_in_each_run():
-    figure = measured([[1.0, 10.0, 12.0], [2.0, 20.0, 22.0]], RULES["ipu"])
-    assert figure.values == (11.0, 21.0)
-    assert figure.value == 16.0
-    with pytest.raises(ValueError, match="more than 1 logged values in each run"):
-        measured([[1.0, 2.0], [1.0]], RULES["ipu"])
 
 
 def test_losses_that_drift_apart_have_a_gap():
