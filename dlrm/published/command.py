@@ -9,7 +9,6 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import fnmatch
-import os
 import shlex
 import sys
 import textwrap
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlrm.command_line import say_error
+from dlrm.command_line import say_error, show
 from dlrm.files import errors_named
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.published import compared, results, tables
@@ -90,9 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError("only `run` takes flags after --")
         try:
             return act(values.replaced({"flags": tuple(flags)}))
-        except BrokenPipeError:  # the reader has seen enough
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
-            return 0
         except ChildProcessError as error:  # a run that a comparison needs
             return say_error(error, 1)
 
@@ -109,9 +105,10 @@ def _refuse(options: Values) -> int:
 def _list(options: Values) -> int:
     rows = select(options["source"], options["model"])
     width = max((len(row.id) for row in rows), default=0)
-    for row in rows:
-        print(f"{row.id:<{width}}  {row.source}  {row.grid:>5}  {_figures(row) or '-'}")
-    print(f"{len(rows)} rows")
+    lines = [
+        f"{row.id:<{width}}  {row.source}  {row.grid:>5}  {_figures(row) or '-'}" for row in rows
+    ]
+    show("\n".join([*lines, f"{len(rows)} rows"]))
     return 0
 
 
@@ -138,10 +135,8 @@ def _show(options: Values) -> int:
         "notes": row.notes,
         "differs": "; ".join(row.differs),
     }
-    print(row.id)
-    for name, text in fields.items():
-        if text:
-            print(_LINES.fill(f"  {name:<11}{text}"))
+    lines = [_LINES.fill(f"  {name:<11}{text}") for name, text in fields.items() if text]
+    show("\n".join([row.id, *lines]))
     return 0
 
 
@@ -210,14 +205,11 @@ def _table(options: Values) -> int:
     document, output = options["document"], options["output"]
     if document not in DOCUMENTS:
         raise ValueError(f"{document}: expected a document of {', '.join(DOCUMENTS)}")
-    found = [
-        result
-        for result in tables.results(results.read(options["results"]))
-        if result.row.source == document
-    ]
+    found = tables.results(results.read(options["results"]))
+    found = [result for result in found if result.row.source == document]
     text = tables.as_markdown(document, found)
     if output is None:
-        print(text, end="")
+        show(text.rstrip("\n"))
         return 0
     with errors_named(output):
         Path(output).write_text(text)
@@ -227,12 +219,7 @@ def _table(options: Values) -> int:
 
 def _matching(name: str) -> list[BenchmarkRow]:
     """Returns the row of a name, or all rows of a pattern."""
-    if any(character in name for character in "*?["):
-        rows = [row for key, row in catalog().items() if fnmatch.fnmatchcase(key, name)]
-        if not rows:
-            raise ValueError(f"{name}: no row matches it; `list` shows all")
-        return rows
-    return [find(name)]
+    return [catalog()[key] for key in fnmatch.filter(catalog(), name)] or [find(name)]
 
 
 _Task = tuple[Callable[[Values], int], str, Sequence[type]]

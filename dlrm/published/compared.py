@@ -11,7 +11,7 @@ from dlrm.published.jobs import RunOptions, plan_jobs
 from dlrm.published.results import Record, finished
 from dlrm.published.rows import BenchmarkRow, find
 from dlrm.published.runner import Records, run_job
-from dlrm.published.tables import result_of
+from dlrm.published.tables import result_of, where
 
 _BOUND = 3e-2  # of the losses of two precisions
 _SEEDS = range(8, 24)  # those of source 001
@@ -46,7 +46,8 @@ def trend(row: BenchmarkRow, options: RunOptions, to: Records) -> bool:
     reduced = " at reduced sizes" if options.smoke else ""
     print(
         f"losses{reduced} of {row.of} and {row.against} {verdict}: largest gap {gap:.2e} of "
-        f"smoothed losses after {steps // 5} of {steps} steps, bound {_BOUND:g}"
+        f"smoothed losses after {steps // 5} of {steps} steps, bound {_BOUND:g} "
+        f"({where(first)})"
     )
     return gap <= _BOUND
 
@@ -88,5 +89,6 @@ def seeds(row: BenchmarkRow, options: RunOptions, to: Records) -> Iterator[str]:
         yield (
             f"{figure.system} {runs[0]['unit']}, {len(values)} seeds: "
             f"mean {statistics.fmean(values):.6f}, smallest {min(values):.6f}, "
-            f"largest {max(values):.6f}, standard deviation {statistics.stdev(values):.6f}"
+            f"largest {max(values):.6f}, standard deviation {statistics.stdev(values):.6f} "
+            f"({where(runs[0])})"
         )

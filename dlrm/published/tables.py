@@ -136,7 +136,7 @@ def comparison(result: Result) -> str:
     differs = []
     if not _same_hardware(row, record):
         there = f", not {row.hardware}" if "not stated" not in row.hardware else ""
-        differs.append(f"hardware: {_where(record)}{there}")
+        differs.append(f"hardware: {where(record)}{there}")
     if record["gpu"] is None and "--amp" in row.flags and "--amp_dtype=bf16" not in row.flags:
         differs.append("precision: bf16 on a CPU, not fp16")
     if record["emulated"]:
@@ -153,7 +153,7 @@ def comparison(result: Result) -> str:
     return f"differs in {'; '.join(differs)}" if differs else "comparable"
 
 
-def _where(record: Record) -> str:
+def where(record: Record) -> str:
     """The hardware of a run."""
     count = record["processes"]
     if record["gpu"]:
@@ -180,7 +180,7 @@ def summary(result: Result) -> str:
     spread = f", {row.rule.statistic} of {runs} runs, spread {result.spread:.1%}"
     lines = [
         f"{row.id}  {record['label']}",
-        f"  measured   {result.value:.6g} {record['unit']}{spread * (runs > 1)} ({_where(record)})",
+        f"  measured   {result.value:.6g} {record['unit']}{spread * (runs > 1)} ({where(record)})",
     ]
     for published in row.published if result.at_home and not record["smoke"] else ():
         times = _ratio(result, published)
