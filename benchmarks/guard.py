@@ -227,8 +227,8 @@ def measured() -> dict[str, float]:
 
 def this_processor() -> str:
     """Returns the model name of the processor and the instruction set of our kernels."""
+    from dlrm.machine import processor
     from dlrm.ops import instruction_set
-    from dlrm.published.runner import processor
 
     return f"{processor()}, {instruction_set()}"
 

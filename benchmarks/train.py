@@ -48,9 +48,9 @@ from dlrm import ops
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
+from dlrm.machine import processor
 from dlrm.model.config import DLRMConfig
 from dlrm.ops.layers import fused_linear_dtypes, matrix_product
-from dlrm.published.runner import processor
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
@@ -410,8 +410,9 @@ def after_waiting() -> float:
 
 
 def report(arguments: argparse.Namespace) -> None:
+    computes = torch.cuda.get_device_name() if arguments.device == "cuda" else processor()
     print(
-        f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{computes}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
         f"{arguments.rounds} rounds of {arguments.steps} steps, load of the machine before: "
         f"{os.getloadavg()[0]:.1f}"
     )

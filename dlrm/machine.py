@@ -1,6 +1,7 @@
 """Cores and memory that this process may use, within its affinity and its control groups."""
 
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
@@ -102,6 +103,12 @@ def control_groups(controller: str = "") -> Iterator[Path]:
     for candidate in (directory, *directory.parents):
         if candidate.is_relative_to(root):
             yield candidate
+
+
+def processor() -> str:
+    """Returns the name of the CPU."""
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", read("/proc/cpuinfo"), re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def read(path: str) -> str:

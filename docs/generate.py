@@ -1,7 +1,7 @@
 """Writes what follows from code and pages: flags, the Python API, its tables, and a notebook.
 
 python docs/generate.py            writes commands, flags, schema, python, transforms and
-                                   metrics.md, systems.md, and the notebook of the tutorial
+                                   metrics.md, and the notebook of the tutorial
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -32,7 +32,6 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags
 from dlrm.metrics.table import METRICS
 from dlrm.published.command import TASKS as SYSTEMS
-from dlrm.published.rows import DOCUMENTS, RULES, select
 from dlrm.scripts.commands import COMMANDS, run
 from dlrm.serving.predictor import Predictor
 from dlrm.settings import defaults_of, settings_of
@@ -71,7 +70,6 @@ def main() -> int:
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
     pages |= {"metrics": metrics_page, "commands": commands_page, "schema": schema_page}
     files = {REFERENCE / f"{name}.md": page for name, page in pages.items()}
-    files[ROOT / "docs" / "systems.md"] = systems_page
     tutorial = ROOT / "docs" / "tutorial.md"
     files[tutorial.with_suffix(".ipynb")] = lambda: as_notebook(tutorial.read_text())
     for path, page in files.items():
@@ -233,60 +231,6 @@ def commands_page() -> str:
                 parts.append(f"| `dlrm {name}` | `{command.module}` | {_cell(command.meaning)} |")
         parts.append("")
     return "\n".join(parts)
-
-
-_SYSTEMS = """# The catalog of benchmark rows
-
-Five documents define what this package measures besides its own benchmarks. Each configuration that
-they name is a row of the catalog. This page is written by `docs/generate.py` from the files of
-`dlrm/published/documents`; do not edit it. Flags that Graphcore's documents print are translated by
-[these tables](graphcore_flags.md).
-
-```bash
-dlrm systems list --source 003
-dlrm systems show gaudi/rn50/graph-bf16-b256
-dlrm systems run gaudi/rn50/eager-fp32-b128 --smoke
-dlrm systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
-dlrm systems run dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
-dlrm systems run gaudi/dlrm-medium/trend --smoke
-dlrm systems run nvidia/dlrm-small/seeds --dataset DIR
-dlrm systems table 002 --output dlperf.md
-```
-
-`run` starts each repeat in fresh processes, with a fixed number of threads each, and appends
-one JSON line a run to `systems.jsonl`: the complete setting, the values, losses, times, memory,
-versions and the processor, or the error. The same command later runs only what is missing. A
-row that needs more devices than the machine has is refused; with `--emulate`, fewer processes
-compute the same global batch, which the result says. With `--pipeline` each part of a divided
-network has a process. Without `--dataset`, data are generated, and the comparison with the
-published figure says so; rows that are measured by a metric need it.
-
-Some rows compare runs of others. A trend says whether the losses of two rows match: their moving
-averages of decay 0.9 differ by at most 3 % after the first fifth of the steps. Scaling runs a row
-on one device and at the document's place. Seeds train the row from 16 seeds in two precisions.
-
-## Rules of measurement
-
-"""
-
-
-def systems_page() -> str:
-    """Returns the page that lists all benchmark rows."""
-    parts = [_SYSTEMS, "| rule | |\n|---|---|\n"]
-    parts += [f"| {name} | {rule.title} |\n" for name, rule in RULES.items()]
-    for source, title in DOCUMENTS.items():
-        rows = select(source)
-        parts.append(f"\n## {source}: {title} ({len(rows)} rows)\n\n")
-        parts.append(
-            "| row | place | data | published | rule | reading |\n|---|---|---|---|---|---|\n"
-        )
-        for row in rows:
-            published = ", ".join(map(str, row.published)) or "-"
-            rule = row.rule if row.measure == "run" else row.measure
-            notes = "; ".join(filter(None, [row.notes, *row.differs]))
-            cells = (f"`{row.id}`", row.grid, row.data or "made up", published, rule, notes)
-            parts.append(f"| {' | '.join(cells)} |\n")
-    return "".join(parts)
 
 
 def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:

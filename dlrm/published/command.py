@@ -9,20 +9,26 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import fnmatch
-import os
+import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlrm.command_line import say_error
+from dlrm.command_line import say_error, show
 from dlrm.files import errors_named
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
-from dlrm.published import compared, results, show, tables
+from dlrm.published import compared, results, tables
 from dlrm.published.jobs import RunOptions, plan_jobs
 from dlrm.published.rows import DOCUMENTS, BenchmarkRow, catalog, find, select
 from dlrm.published.runner import Records, run_job
+from dlrm.scripts.commands import program_of
 from dlrm.settings import REQUIRED, setting
+
+_LINES = textwrap.TextWrapper(
+    100, subsequent_indent=" " * 13, break_on_hyphens=False, break_long_words=False
+)
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,6 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError("only `run` takes flags after --")
         try:
             return act(values.replaced({"flags": tuple(flags)}))
-        except BrokenPipeError:  # the reader has seen enough
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
-            return 0
         except ChildProcessError as error:  # a run that a comparison needs
             return say_error(error, 1)
 
@@ -100,13 +103,52 @@ def _refuse(options: Values) -> int:
 
 
 def _list(options: Values) -> int:
-    print(show.table(select(options["source"], options["model"])))
+    rows = select(options["source"], options["model"])
+    width = max((len(row.id) for row in rows), default=0)
+    lines = [
+        f"{row.id:<{width}}  {row.source}  {row.grid:>5}  {_figures(row) or '-'}" for row in rows
+    ]
+    show("\n".join([*lines, f"{len(rows)} rows"]))
     return 0
+
+
+def _figures(row: BenchmarkRow) -> str:
+    return ", ".join(map(str, row.published))
 
 
 def _show(options: Values) -> int:
-    print(show.describe(find(options["row"])))
+    row = find(options["row"])
+    beside = f" beside {row.against}" if row.against else ""
+    data = "needs --dataset" if row.rule.quantity == "metric" else "generated without --dataset"
+    processes = "one process" if row.processes == 1 else f"{row.processes} processes"
+    machines = "one machine" if row.nodes == 1 else f"{row.nodes} machines"
+    fields = {
+        "document": f"{row.source}: {DOCUMENTS[row.source]}",
+        "quotation": f'"{row.quotation}"',
+        "published": row.published and f"{_figures(row)}  ({row.hardware})",
+        "printed": row.printed,
+        "command": row.measure == "run" and _command_line(row),
+        "compares": row.measure != "run" and f"{row.measure} of {row.of}{beside}",
+        "place": f"{row.grid}: {processes} on {machines}",
+        "data": f"{row.data}; {data}" if row.data else "made by the command",
+        "rule": row.rule.title,
+        "notes": row.notes,
+        "differs": "; ".join(row.differs),
+    }
+    lines = [_LINES.fill(f"  {name:<11}{text}") for name, text in fields.items() if text]
+    show("\n".join([row.id, *lines]))
     return 0
+
+
+def _command_line(row: BenchmarkRow) -> str:
+    """Returns the command that `run` starts at full size."""
+    flags = shlex.join([*row.arguments("DIR"), *row.rule.flags])
+    module = f"dlrm.scripts.{row.command}"
+    if row.processes == 1:
+        return f"{program_of(module)} {flags}"
+    several = f"--nnodes {row.nodes} " if row.nodes > 1 else ""
+    each = row.processes // row.nodes
+    return f"torchrun {several}--nproc_per_node {each} -m {module} {flags}"
 
 
 def _run(options: Values) -> int:
@@ -156,21 +198,18 @@ def _run_row(row: BenchmarkRow, asked: RunOptions, to: Records) -> int:
 
 
 def _published(row: BenchmarkRow) -> str:
-    return f"published: {', '.join(map(str, row.published))} ({row.hardware})"
+    return f"published: {_figures(row)} ({row.hardware})"
 
 
 def _table(options: Values) -> int:
     document, output = options["document"], options["output"]
     if document not in DOCUMENTS:
         raise ValueError(f"{document}: expected a document of {', '.join(DOCUMENTS)}")
-    found = [
-        result
-        for result in tables.results(results.read(options["results"]))
-        if result.row.source.startswith(document)
-    ]
+    found = tables.results(results.read(options["results"]))
+    found = [result for result in found if result.row.source == document]
     text = tables.as_markdown(document, found)
     if output is None:
-        print(text, end="")
+        show(text.rstrip("\n"))
         return 0
     with errors_named(output):
         Path(output).write_text(text)
@@ -180,12 +219,7 @@ def _table(options: Values) -> int:
 
 def _matching(name: str) -> list[BenchmarkRow]:
     """Returns the row of a name, or all rows of a pattern."""
-    if any(character in name for character in "*?["):
-        rows = [row for key, row in catalog().items() if fnmatch.fnmatchcase(key, name)]
-        if not rows:
-            raise ValueError(f"{name}: no row matches it; `list` shows all")
-        return rows
-    return [find(name)]
+    return [catalog()[key] for key in fnmatch.filter(catalog(), name)] or [find(name)]
 
 
 _Task = tuple[Callable[[Values], int], str, Sequence[type]]

@@ -11,7 +11,7 @@ from dlrm.published.jobs import RunOptions, plan_jobs
 from dlrm.published.results import Record, finished
 from dlrm.published.rows import BenchmarkRow, find
 from dlrm.published.runner import Records, run_job
-from dlrm.published.tables import figure_of
+from dlrm.published.tables import result_of, where
 
 _BOUND = 3e-2  # of the losses of two precisions
 _SEEDS = range(8, 24)  # those of source 001
@@ -40,14 +40,14 @@ def trend(row: BenchmarkRow, options: RunOptions, to: Records) -> bool:
     """
     steps = 20 if options.smoke else 500
     options = replace(options, flags=(*options.flags, f"--max_steps={steps}", "--print_freq=1"))
-    pair = [find(name) for name in (row.of, row.against) if name]
-    first, second = (_one_run(one, options, to) for one in pair)
+    first, second = (_one_run(find(str(name)), options, to) for name in (row.of, row.against))
     gap = trend_gap(first["losses"], second["losses"], steps // 5)
     verdict = "match" if gap <= _BOUND else "do not match"
     reduced = " at reduced sizes" if options.smoke else ""
     print(
         f"losses{reduced} of {row.of} and {row.against} {verdict}: largest gap {gap:.2e} of "
-        f"smoothed losses after {steps // 5} of {steps} steps, bound {_BOUND:g}"
+        f"smoothed losses after {steps // 5} of {steps} steps, bound {_BOUND:g} "
+        f"({where(first)})"
     )
     return gap <= _BOUND
 
@@ -85,10 +85,10 @@ def seeds(row: BenchmarkRow, options: RunOptions, to: Records) -> Iterator[str]:
     for name, figure in zip((row.of, row.against), row.published, strict=True):
         own = [find(re.sub(r"/seed-\d+/", f"/seed-{seed}/", str(name))) for seed in numbers]
         runs = [_one_run(one, options, to) for one in own]
-        pairs = zip(own, runs, strict=True)
-        values = [figure_of(one, [run]).value for one, run in pairs]
+        values = [result_of(one, [run]).value for one, run in zip(own, runs, strict=True)]
         yield (
             f"{figure.system} {runs[0]['unit']}, {len(values)} seeds: "
             f"mean {statistics.fmean(values):.6f}, smallest {min(values):.6f}, "
-            f"largest {max(values):.6f}, standard deviation {statistics.stdev(values):.6f}"
+            f"largest {max(values):.6f}, standard deviation {statistics.stdev(values):.6f} "
+            f"({where(runs[0])})"
         )

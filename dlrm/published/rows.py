@@ -1,7 +1,8 @@
 """The rows of the five source documents, read from `documents`, and the rules of measurement.
 
-A file has groups of rows. The fields of a group are those of its rows, and flags of a row follow
-those of its group.
+A file is a tree: the fields of a group are those of its rows, and the flags of a row follow those
+of its groups. A row that compares runs of another has the fields of that one, but for those that
+it states.
 """
 
 import difflib
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dlrm.documents import read_yaml
 
@@ -21,6 +23,7 @@ DOCUMENTS = {
     "004": "Graphcore, BERT on IPUs (PopART)",
 }
 _FILES = ("gaudi", "nvidia", "dlperf", "ipu_cnn", "ipu_bert")
+_FOLDER = Path(__file__).with_name("documents")
 QUANTITIES = {  # measured quantity -> its name before a figure
     "throughput": "",  # stated by the unit
     "auc": "",
@@ -48,10 +51,8 @@ class Figure:
     system: str = ""
 
     def __str__(self) -> str:
-        shown = f"{self.value:.15g} {self.unit}"
-        if name := QUANTITIES[self.quantity]:
-            shown = f"{name} {shown}"
-        return f"{self.system} {shown}".strip()
+        words = (self.system, QUANTITIES[self.quantity], f"{self.value:.15g}", self.unit)
+        return " ".join(filter(None, words))
 
 
 @dataclass(frozen=True)
@@ -78,47 +79,19 @@ class Rule:
     statistic: str = "mean"
 
 
-_STEPS_120 = ("--max_steps=120", "--benchmark_warmup_steps=20")
-RULES = {
-    "dlperf": Rule(
-        "7 fresh runs of 120 steps, the first 20 dropped, 100 timed; median",
-        repeats=7,
-        flags=_STEPS_120,
-        statistic="median",
-    ),
-    "gaudi": Rule("one run of 120 steps, the first 20 dropped", flags=_STEPS_120),
-    "gaudi_pretraining": Rule(
-        "one run of 6 steps of hundreds of micro-batches, the first dropped",
-        flags=("--max_steps=6", "--benchmark_warmup_steps=1"),
-    ),
-    "ipu": Rule(
-        "a throughput for each logged step, the first dropped; mean",
-        flags=("--print_freq=1",),
-        values="series",
-        drop=1,
-    ),
-    "ipu_inference": Rule("10 passes in one process, the first dropped; mean"),
-    "nvidia": Rule(
-        "one run of 1,000 steps, the first 500 dropped",
-        flags=("--max_steps=1000", "--benchmark_warmup_steps=500"),
-    ),
-    "nvidia_inference": Rule("200 batches of each size; mean throughput of the largest"),
-    "checkpoint": Rule("one test of a checkpoint; its metric", quantity="metric"),
-    "result": Rule("one training to its end; the metric of its test", quantity="metric"),
-}
-
-
 @dataclass(frozen=True)
 class BenchmarkRow:
     """One row of the catalog.
 
     Attributes:
         id: unique name, "source/system/variant".
-        source: the document and the row of the inventory, such as "003 C6".
+        source: key of `DOCUMENTS`.
         command: module of `dlrm.scripts` that runs it.
         flags: its command line without the data.
+        smoke: more flags, which reduce it to two steps or passes of seconds on a CPU.
+        samples: the document's word for samples, such as "images".
         quotation: the document's words about it.
-        rule: key of `RULES`: how it is measured.
+        rule: how it is measured.
         published: the document's figures, if it prints any.
         hardware: hardware of the published figures.
         processes: replicas, with one process each.
@@ -137,8 +110,10 @@ class BenchmarkRow:
     source: str
     command: str
     flags: tuple[str, ...]
+    smoke: tuple[str, ...]
+    samples: str
     quotation: str
-    rule: str
+    rule: Rule
     published: tuple[Figure, ...] = ()
     hardware: str = ""
     processes: int = 1
@@ -164,28 +139,11 @@ class BenchmarkRow:
         return dict(flag.removeprefix("--").partition("=")[::2] for flag in self.flags)
 
     @property
-    def parts(self) -> int:
-        """Returns the number of pipeline parts of the network in the document; 1 for none."""
-        if layers := self.given.get("layers_per_stage"):
-            return len(layers.split(",")) + int(self.given.get("encoder_start_stage", "0"))
-        return len([name for name in self.given.get("pipeline_splits", "").split(",") if name]) + 1
-
-    @property
     def model(self) -> str:
         """The network, such as "resnet50" or "bert-large"."""
-        given = self.given
-        if self.command == "cnn":
-            return given.get("model", "any")
-        if self.command != "bert":
-            return "dlrm"
-        return f"bert-{given.get('size', 'base_3layer')}"
-
-    @property
-    def samples(self) -> str:
-        """The document's word for samples, such as "images"."""
-        if self.command in ("cnn", "bert"):
-            return {"cnn": "images", "bert": "sequences"}[self.command]
-        return "queries" if self.source.startswith("000") else "items"
+        if self.command == "bert":
+            return f"bert-{self.given['size']}"
+        return self.given.get("model", "any") if self.command == "cnn" else "dlrm"
 
     @property
     def grid(self) -> str:
@@ -194,28 +152,45 @@ class BenchmarkRow:
 
 
 @cache
+def rules() -> Mapping[str, Rule]:
+    """Returns the rules of measurement, by their names."""
+    found = read_yaml(_FOLDER / "rules.yaml")
+    return {
+        name: Rule(**{**own, "flags": tuple(shlex.split(own.get("flags", "")))})
+        for name, own in found.items()
+    }
+
+
+@cache
 def catalog() -> Mapping[str, BenchmarkRow]:
     """Returns all rows, by their names."""
     rows: dict[str, BenchmarkRow] = {}
     for name in _FILES:
-        for row in _read(Path(__file__).with_name("documents") / f"{name}.yaml"):
+        for fields in _leaves(read_yaml(_FOLDER / f"{name}.yaml"), {}):
+            base = vars(rows[fields["of"]]) if "of" in fields else {}
+            row = BenchmarkRow(**{**base, **fields})
             assert row.id not in rows, f"two rows have the name {row.id}"
             rows[row.id] = row
     return rows
 
 
-def _read(path: Path) -> Iterator[BenchmarkRow]:
-    document = read_yaml(path)
-    for group in document["groups"]:
-        for own in group.pop("rows"):
-            fields = {**group, **own}
-            fields["source"] = f"{document['source']} {fields.pop('item')}"
-            fields["flags"] = tuple(shlex.split(f"{group.get('flags', '')} {own.get('flags', '')}"))
-            fields["published"] = tuple(Figure(**one) for one in fields.get("published", ()))
-            fields["differs"] = tuple(fields.get("differs", ()))
-            if "data_flags" in fields:
-                fields["data_flags"] = tuple(shlex.split(fields["data_flags"]))
-            yield BenchmarkRow(**fields)
+def _leaves(node: Mapping[str, Any], above: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the fields of each row of a group, with those of the groups above."""
+    fields = {**above, **node}
+    for name in {"flags", "smoke", "data_flags"} & node.keys():
+        own = tuple(shlex.split(node[name]))
+        fields[name] = own if name == "data_flags" else (*above.get(name, ()), *own)
+    if "rule" in node:
+        fields["rule"] = rules()[node["rule"]]
+    if "published" in node:
+        fields["published"] = tuple(Figure(**one) for one in node["published"])
+    if "differs" in node:
+        fields["differs"] = tuple(node["differs"])
+    inner = fields.pop("rows", None)
+    if inner is None:
+        yield fields
+    for one in inner or ():
+        yield from _leaves(one, fields)
 
 
 def select(source: str | None = None, model: str | None = None) -> list[BenchmarkRow]:
@@ -224,15 +199,14 @@ def select(source: str | None = None, model: str | None = None) -> list[Benchmar
     Raises:
         ValueError: an unknown document, or a model that no row has.
     """
-    if source is not None and source not in DOCUMENTS:
-        raise ValueError(f"--source {source}: expected one of {', '.join(DOCUMENTS)}")
     models = sorted({row.model for row in catalog().values()})
-    if model is not None and model not in models:
-        raise ValueError(f"--model {model}: expected one of {', '.join(models)}")
+    for flag, value, known in (("source", source, DOCUMENTS), ("model", model, models)):
+        if value is not None and value not in known:
+            raise ValueError(f"--{flag} {value}: expected one of {', '.join(known)}")
     return [
         row
         for row in catalog().values()
-        if (source is None or row.source.startswith(source)) and model in (None, row.model)
+        if source in (None, row.source) and model in (None, row.model)
     ]
 
 

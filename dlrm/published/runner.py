@@ -4,25 +4,23 @@ import json
 import os
 import platform
 import re
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.published.jobs import Job
-from dlrm.published.results import Record, append, finished, matching, percentiles, read
+from dlrm.published.results import Record, append, finished, read
 from dlrm.version import __version__
 
 # Which number of a run's summary is its metric: the first of these that it has.
 _METRICS = ("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1")
 _LAST_LINES = 5
-_PATIENCE = 60.0  # seconds for a command to end by itself once it is asked to
 # A launcher's variables: they would make the command wait for the ranks of another run.
 _LAUNCHER = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|SLURM_PROCID"
@@ -44,7 +42,7 @@ class Records(NamedTuple):
 
 def run_job(job: Job, to: Records) -> list[Record]:
     """Runs the missing repeats of a job and returns all its results, failures included."""
-    found = matching(read(to.path), job.setting | {"processor": processor()})
+    found = [r for r in read(to.path) if all(r.get(k) == v for k, v in job.setting.items())]
     done = len(finished(found))
     if done:
         print(f"{job.name}: {min(done, job.repeats)} of {job.repeats} runs are done")
@@ -72,12 +70,8 @@ def _folder(job: Job, number: int, keep: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="dlrm-systems-") as name:
             yield Path(name)
         return
-    folder = (
-        keep.absolute()
-        / job.row.id
-        / job.setting["label"]
-        / f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    name = f"run-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = keep.absolute() / job.row.id / job.setting["label"] / name
     folder.mkdir(parents=True)
     yield folder
 
@@ -86,48 +80,47 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
     log, output = folder / "log.json", folder / "output.txt"
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.monotonic()
     code, peak = _start(job, folder, output, log)
-    seconds = time.monotonic() - clock
     record: Record = {
         **job.setting,
         "run": number,
         "exit_code": code,
         "started": began,
-        "seconds": round(seconds, 3),
+        "seconds": round(time.monotonic() - clock, 3),
         "peak_rss_bytes": peak,
-        **environment(),
+        **_environment(),
     }
-    if code == 0:
-        try:
-            return record | _measurements(job, log)
-        except (OSError, ValueError) as error:
-            return record | {"exit_code": 1, "error": f"no figures: {error}"}
-    return record | {"error": _error(output)}
+    if code:
+        return record | {"error": _error(output)}
+    try:
+        return record | _measurements(job, log)
+    except (OSError, ValueError) as error:
+        return record | {"exit_code": 1, "error": f"no figures: {error}"}
 
 
 def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
     """Runs the command; returns its exit code and the peak memory of a process of it, in bytes."""
     from dlrm.tasks.start import end_with_launcher  # torch takes seconds to import
 
-    module = f"dlrm.scripts.{job.row.command}"
-    command = [sys.executable, "-m", module]
-    if job.setting["processes"] > 1:
-        launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node"]
-        command = [sys.executable, "-m", *launcher, str(job.setting["processes"]), "-m", module]
+    module, processes = f"dlrm.scripts.{job.row.command}", job.setting["processes"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m"]
     with output.open("w") as file:
         process = subprocess.Popen(
-            [*command, *job.setting["arguments"], f"--log_path={log}"],
+            [
+                *(sys.executable, "-m", *(launcher if processes > 1 else ()), module),
+                *(*job.setting["arguments"], f"--log_path={log}"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=folder,
             env=_variables(job.setting["threads"]),
-            start_new_session=True,
             preexec_fn=end_with_launcher,  # noqa: PLW1509  # one system call, no lock
         )
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
-            _end(process)
+            process.terminate()
+            process.wait()
             raise
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * 1024
@@ -139,15 +132,6 @@ def _variables(threads: int) -> dict[str, str]:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends a command and all processes that it has started."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_PATIENCE)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _error(output: Path) -> str:
@@ -165,83 +149,68 @@ def _measurements(job: Job, log: Path) -> Record:
     if len(entries) < 2:
         raise ValueError(f"{log} has no summary")
     steps = [e["data"] for e in entries if isinstance(e["step"], list) and e["step"]]
+    parameters = next(e["data"] for e in entries if e["step"] == "PARAMETER")
     summary = entries[-1]["data"]
     times = [data["step_time"] for data in steps if "step_time" in data]
-    losses = [data["loss"] for data in steps if "loss" in data]
-    parameters = next(e["data"] for e in entries if e["step"] == "PARAMETER")
-    record: Record = {}
-    if job.setting["global_batch"] is None:  # --batch_size max is known once it has run
-        record["global_batch_found"] = int(parameters["batch_size"]) * job.setting["devices"]
-    quantity, unit, values = _values(job, summary, times, record)
-    if len(values) <= (0 if job.setting["smoke"] else job.rule.drop):
-        raise ValueError(
-            f"the run logged {len(values)} steps, of which the first {job.rule.drop} do not count"
-        )
-    return record | {
-        "quantity": quantity,
-        "values": values,
-        "unit": unit,
+    record: Record = {
         "summary": summary,
-        "losses": losses,
-        "step_time": percentiles(times) if times else {},
+        "losses": [data["loss"] for data in steps if "loss" in data],
+        "step_time": _percentiles(times) if times else {},
         "seed": parameters.get("seed"),
     }
+    batch = job.setting["global_batch"]
+    if batch is None:  # --batch_size max is known once it has run
+        batch = int(parameters["batch_size"]) * job.setting["devices"]
+        record["global_batch_found"] = batch
+    return record | _values(job, summary, times, batch)
 
 
-def _values(
-    job: Job, summary: dict[str, Any], times: list[float], record: Record
-) -> tuple[str, str, list[float]]:
-    """Returns the quantity, the unit and the values of a run."""
-    rule = job.rule
+def _percentiles(times: list[float]) -> dict[str, float]:
+    import numpy as np
+
+    found = np.percentile(times, [50, 90, 99], method="inverted_cdf").tolist()
+    return dict(zip(("p50", "p90", "p99"), found, strict=True))
+
+
+def _values(job: Job, summary: dict[str, Any], times: list[float], batch: int) -> Record:
+    """Returns the quantity, the unit and the values of a run, whose steps took `times`."""
+    rule, smoke = job.row.rule, job.setting["smoke"]
     names = [name for name in summary if "_throughput" in name]
     rates = sorted(names, key=lambda name: int(re.findall(r"\d+", f"0 {name}")[-1]))  # by batch
-    if rule.quantity == "metric" and not (job.setting["smoke"] and rates):
+    if rule.quantity == "metric" and not (smoke and rates):
         name = next((name for name in _METRICS if name in summary), None)
         if name is None:
             raise ValueError("the run tested nothing, so it has no metric")
         scale = 100 if name.endswith("top1") else 1  # documents print it in percent
-        unit = f"{name}, %" if scale > 1 else name
-        return "auc" if "auc" in name else "accuracy", unit, [scale * summary[name]]
+        return {
+            "quantity": "auc" if "auc" in name else "accuracy",
+            "unit": f"{name}, %" if scale > 1 else name,
+            "values": [scale * summary[name]],
+        }
     if not rates:
         raise ValueError("the run has no throughput: it ended within --benchmark_warmup_steps")
-    unit = f"{job.row.samples}/s"
-    if rule.values == "series" and not job.setting["smoke"]:
-        batch = record.get("global_batch_found") or job.setting["global_batch"]
-        return "throughput", unit, [batch / seconds for seconds in times]
-    trained = [name for name in rates if name == "average_train_throughput"]
-    return "throughput", unit, [summary[(trained or rates)[-1]]]
+    values = [summary.get("average_train_throughput", summary[rates[-1]])]
+    if rule.values == "series" and not smoke:
+        values = [batch / seconds for seconds in times]
+        if len(values) <= rule.drop:
+            raise ValueError(
+                f"the run logged {len(values)} steps, of which the first {rule.drop} do not count"
+            )
+    return {"quantity": "throughput", "unit": f"{job.row.samples}/s", "values": values}
 
 
-def environment() -> dict[str, Any]:
-    """Returns the facts of machine and programs that a result depends on."""
+def _environment() -> dict[str, Any]:
+    """Returns the facts of machine and programs, besides those of the setting."""
     import torch
 
-    cuda = torch.cuda.is_available()
     return {
         "dlrm": __version__,
         "revision": _revision(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "processor": processor(),
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if cuda else None,
-        "cuda": torch.version.cuda if cuda else None,
+        "cuda": torch.version.cuda,
         "host": socket.gethostname(),
     }
-
-
-def processor() -> str:
-    """Returns the name of what computes: the GPU's where there is one, else the CPU's."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _revision() -> str | None:
