@@ -6,6 +6,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dlrm.distributed import Pipelines
 from dlrm.flags import Values
 from dlrm.settings import architecture_of
 from dlrm.tasks.networks import flags as network_flags, work as networks
-from dlrm.tasks.networks.checkpoints import checkpoints_of
+from dlrm.tasks.networks.checkpoints import checkpoints_of, validate_all
 from dlrm.tasks.networks.work import EmptyLoader, NetworkWork, SameBatch
 from dlrm.tasks.run import Run, resumed_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Checkpoint
@@ -197,7 +198,9 @@ class ImageWork(NetworkWork):
 def _validate(run: Run) -> dict[str, float]:
     work = run.work
     assert isinstance(work, ImageWork)
-    return work.test_all(run, run.values["restore_path"], "validation.csv").summary()
+    directory = run.values["restore_path"]
+    results = Path(run.values["results"] or Path(directory, "validation.csv"))
+    return validate_all(work.task, work.test_loader(), directory, results, run.log).summary()
 
 
 def _benchmark_inference(run: Run) -> dict[str, float]:

@@ -56,6 +56,12 @@ class ImageRunConfig:
     restore_path: str | None = setting(
         None, "--mode validate: directory of checkpoints to test", topic=_FILES, resumable=True
     )
+    results: str | None = setting(
+        None,
+        "CSV file for the metrics of all tested checkpoints; default: beside the checkpoints",
+        topic=_FILES,
+        resumable=True,
+    )
     channels_last: bool = setting(
         True, "Store the channels of each pixel together (torch.channels_last)", topic="Execution"
     )

@@ -76,12 +76,6 @@ class NetworkRunConfig:
         below=1,
         resumable=True,
     )
-    results: str | None = setting(
-        None,
-        "CSV file for the metrics of all tested checkpoints; default: beside the checkpoints",
-        topic=_FILES,
-        resumable=True,
-    )
     repeat: int = setting(
         10,
         "Passes of the benchmark; the first is not timed",

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import ConfigFlags, Values
 from dlrm.metrics.latency import Latency
 from dlrm.tasks.config import USER_ERRORS
-from dlrm.tasks.networks.checkpoints import Best, average_checkpoints, validate_all
+from dlrm.tasks.networks.checkpoints import average_checkpoints
 from dlrm.tasks.networks.flags import BatchDivision, divide_batch, pipeline_parts
 from dlrm.tasks.networks.task import NetworkTask
 from dlrm.tasks.run import VARIES, Run, Work
@@ -71,19 +70,6 @@ class NetworkWork(Work):
             division=division,
             **others,
         )
-
-    def test_loader(self) -> Loader:
-        """Returns the batches to test on."""
-        return self.loaders()[1]
-
-    def test_all(self, run: Run, directory: str, table: str, *unused: Any) -> Best:
-        """Tests all checkpoints of a directory; see `validate_all`.
-
-        Args:
-            table: name of the table in the directory, unless `--results` names another file.
-        """
-        results = Path(self.values["results"] or Path(directory, table))
-        return validate_all(self.task, self.test_loader(), directory, results, run.log)
 
     def recorded(self) -> dict[str, Any]:
         return super().recorded() | {"global_batch": self.division.global_batch}
