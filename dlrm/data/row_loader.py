@@ -1,12 +1,18 @@
 """Batches of each epoch, of rows that can be read in any order: images or texts."""
 
-from collections.abc import Generator
-from typing import Generic
+from collections.abc import Callable, Generator
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from dlrm.data.prefetch import BatchedRows, BatchT, Readable, batch_order, prefetch
 from dlrm.distributed import World
+
+
+class Epoch(NamedTuple):
+    """The batches of an epoch: a function of their index; see `Readable`."""
+
+    batch: Callable[[int], Any]
 
 
 class RowLoader(Generic[BatchT]):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm.data.prefetch import Readable
-from dlrm.data.row_loader import RowLoader
+from dlrm.data.row_loader import Epoch, RowLoader
 
 _MULTIPLE = 8  # lengths of trimmed batches are multiples of it, for tensor cores
 _OF_BATCHES, _IN_BATCH = 1, 2  # ends of keys: numpy does not distinguish [1, 2] from [1, 2, 0]
@@ -154,7 +154,7 @@ class TextLoader(RowLoader[TextBatch]):
         order = self._order(epoch)
         if self._window:
             order = self._of_like_length(order, epoch)
-        return _Epoch(partial(self._batch, epoch, order))
+        return Epoch(partial(self._batch, epoch, order))
 
     def _of_like_length(self, order: np.ndarray, epoch: int) -> np.ndarray:
         """Sorts the rows of each window by length, and puts its batches in a random order.
@@ -197,7 +197,3 @@ class TextLoader(RowLoader[TextBatch]):
             masked = batch.masked_positions[:, :used], batch.masked_ids[:, :used]
             batch = batch._replace(masked_positions=masked[0], masked_ids=masked[1])
         return batch.trimmed()
-
-
-class _Epoch(NamedTuple):
-    batch: Callable[[int], TextBatch]

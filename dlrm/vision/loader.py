@@ -1,13 +1,14 @@
 """Batches of images, and generated images."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm.data.row_loader import RowLoader
+from dlrm.data.row_loader import Epoch, RowLoader
 
 NUM_DRAWS = 32  # random numbers per sample, as many as `dlrm.vision.augmentation` needs
 NUM_SHARED_DRAWS = 4  # the last ones, which all samples of a global batch share
@@ -118,12 +119,11 @@ class ImageLoader(RowLoader[ImageBatch]):
         super().__init__(source.num_samples, batch_size, **order)
         self._source, self._num_partners, self._dtype = source, num_partners, dtype
 
-    def epoch(self, epoch: int) -> "Epoch":
+    def epoch(self, epoch: int) -> Epoch:
         """Returns the batches of an epoch, to be read in any order."""
-        return Epoch(self, epoch, self._order(epoch))
+        return Epoch(partial(self._batch, epoch, self._order(epoch)))
 
-    def read(self, epoch: int, index: int, order: np.ndarray) -> ImageBatch:
-        """Returns a batch of an epoch, whose rows have this order."""
+    def _batch(self, epoch: int, order: np.ndarray, index: int) -> ImageBatch:
         first, last = self._batches.rows(index)
         size, rank, ranks = last - first, self._world.rank, self._world.size
         begin, end = size * rank // ranks, size * (rank + 1) // ranks
@@ -131,18 +131,6 @@ class ImageLoader(RowLoader[ImageBatch]):
         images, labels = self._source.read(order[first + places])
         draws = torch.from_numpy(_draws((self._seed, epoch, index), size)[places])
         return ImageBatch(images.to(self._dtype), labels, draws, size, self._num_partners)
-
-
-class Epoch(NamedTuple):
-    """Batches of one epoch of an `ImageLoader`."""
-
-    loader: ImageLoader
-    number: int
-    order: np.ndarray
-
-    def batch(self, index: int) -> ImageBatch:
-        """Returns a batch, which depends on `index` and on nothing that was read before."""
-        return self.loader.read(self.number, index, self.order)
 
 
 def _draws(keys: tuple[int, ...], rows: int) -> np.ndarray:

@@ -37,3 +37,13 @@ def test_the_choice_decides_what_runs(native):
         with torch.no_grad(), torch.profiler.profile() as profiler:
             model(torch.randn(5, 6), torch.zeros(5, 1, dtype=torch.int64))
         assert ran in {event.key for event in profiler.key_averages()}
+
+
+@pytest.mark.parametrize("chosen", ["native", "torch"])
+def test_so_it_does_for_layers_that_run_one_by_one(chosen, native):
+    model = DLRM(DLRMConfig((5,), 6, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(8, 1), dropout=0.5))
+    model.products = chosen
+    with torch.profiler.profile() as profiler:
+        model(torch.randn(5, 6), torch.zeros(5, 1, dtype=torch.int64)).sum().backward()
+    ran = {event.key for event in profiler.key_averages()}
+    assert ({"dlrm::linear_relu", "dlrm::linear_relu_backward"} <= ran) == (chosen == "native")
