@@ -54,8 +54,8 @@ std::vector<Tensor> network_gradients(const Tensor& numerical, const Tensor& emb
                                       logit_weight, logit_bias, true);
   const auto [loss, grad] =
       logistic_loss(added_logits ? sum_of(logits, *added_logits) : logits, labels, divisor);
-  const auto top = mlp_backward(grad, logits, top_kept, top_weights, logit_weight, logit_bias,
-                                dtype, true);
+  const auto top =
+      mlp_backward(grad, logits, top_kept, top_weights, logit_weight, logit_bias, dtype, true);
   const auto [grad_dense, grad_embeddings] = dot_interaction_backward(top[0], dense, embeddings);
   const auto bottom = mlp_backward(grad_dense, dense, bottom_kept, bottom_weights, std::nullopt,
                                    std::nullopt, dtype, false);

@@ -17,8 +17,8 @@ Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings);
 std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Tensor& dense,
                                                     const Tensor& embeddings);
 
-// Linear layers, each followed by a ReLU, and then, with `logit_weight` and `logit_bias`, a layer of
-// one output without a ReLU, which makes the output [batch] Float. The second result is what the
+// Linear layers, each followed by a ReLU, and then, with `logit_weight` and `logit_bias`, a layer
+// of one output without a ReLU, which makes the output [batch] Float. The second result is what the
 // gradient needs, with `keeps`; see mlp_layers.h.
 std::tuple<Tensor, Tensor> mlp(const Tensor& inputs, std::vector<Tensor> weights,
                                std::vector<Tensor> biases, std::optional<Tensor> logit_weight,
